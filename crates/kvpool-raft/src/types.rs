@@ -17,25 +17,38 @@ pub(crate) type LeaderId = openraft::impls::leader_id_std::LeaderId<u64, MemberI
 pub(crate) type CommittedLeaderId = <LeaderId as openraft::vote::RaftLeaderId>::Committed;
 pub(crate) type LogId = openraft::LogId<CommittedLeaderId>;
 pub(crate) type Vote = openraft::Vote<LeaderId>;
-pub(crate) type Payload = EntryPayload<Command, MemberId, BasicNode>;
+pub(crate) type Payload = EntryPayload<Opaque, MemberId, BasicNode>;
 pub(crate) type LogEntry = openraft::Entry<CommittedLeaderId, Payload>;
 pub(crate) type Membership = openraft::Membership<MemberId, BasicNode>;
 pub(crate) type StoredMembership = openraft::StoredMembership<CommittedLeaderId, MemberId, BasicNode>;
 pub(crate) type SnapshotMeta = openraft::SnapshotMeta<CommittedLeaderId, MemberId, BasicNode>;
 
-/// A proposed command: bytes this crate never looks into.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Command(pub(crate) Bytes);
+/// A proposed command, or the response to one: bytes this crate never looks into.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Opaque(pub(crate) Bytes);
 
-impl fmt::Debug for Command {
+impl fmt::Debug for Opaque {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.0.len())
     }
 }
 
-impl fmt::Display for Command {
+impl fmt::Display for Opaque {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
+    }
+}
+
+// The library asks for serde although nothing here goes through it: our own codec does disk and wire.
+impl Serialize for Opaque {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Opaque {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Opaque(Bytes::from(Vec::<u8>::deserialize(deserializer)?)))
     }
 }
 
@@ -77,8 +90,8 @@ impl<R> Ord for Types<R> {
 }
 
 impl<R: AsyncRuntime> RaftTypeConfig for Types<R> {
-    type D = Command;
-    type R = Bytes;
+    type D = Opaque;
+    type R = Opaque;
     type NodeId = MemberId;
     type Node = BasicNode;
     type Term = u64;
