@@ -11,7 +11,11 @@ const fn crc16_table() -> [u16; 256] {
         let mut crc = (i as u16) << 8;
         let mut bit = 0;
         while bit < 8 {
-            crc = if crc & 0x8000 != 0 { (crc << 1) ^ 0x1021 } else { crc << 1 };
+            crc = if crc & 0x8000 != 0 {
+                (crc << 1) ^ 0x1021
+            } else {
+                crc << 1
+            };
             bit += 1;
         }
         table[i] = crc;
@@ -23,7 +27,9 @@ const fn crc16_table() -> [u16; 256] {
 static CRC16: [u16; 256] = crc16_table();
 
 fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc: u16, b| (crc << 8) ^ CRC16[usize::from((crc >> 8) as u8 ^ b)])
+    bytes
+        .iter()
+        .fold(0, |crc: u16, b| (crc << 8) ^ CRC16[usize::from((crc >> 8) as u8 ^ b)])
 }
 
 /// The slot of a key, `0..SLOTS`. Only the part between the first `{` and the next `}` is hashed when that part is not

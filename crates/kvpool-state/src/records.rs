@@ -1,0 +1,222 @@
+//! Records of the replicated state, as hand-tagged prost messages. `proto/kvpool/v1/records.proto` declares the same
+//! messages; the generated services use these very types, and golden bytes in the tests hold both together.
+//!
+//! Tags are never reused. Sizes are bytes, times are milliseconds of log time (Unix epoch).
+
+use std::collections::BTreeMap;
+
+/// The cluster itself. One per state.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ClusterRecord {
+    /// Random UUID, chosen at first boot.
+    #[prost(string, tag = "1")]
+    pub cluster_id: String,
+    /// Raised by `recover` and `restore`.
+    #[prost(uint64, tag = "2")]
+    pub cluster_generation: u64,
+    #[prost(uint64, tag = "3")]
+    pub created_at_ms: u64,
+    /// Highest command format the leader may propose.
+    #[prost(uint32, tag = "4")]
+    pub feature_level: u32,
+}
+
+/// A machine with cache memory.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct NodeRecord {
+    #[prost(string, tag = "1")]
+    pub id: String,
+    #[prost(string, tag = "2")]
+    pub zone: String,
+    #[prost(btree_map = "string, string", tag = "3")]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Membership state of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
+#[repr(i32)]
+pub enum ShardState {
+    Unspecified = 0,
+    Up = 1,
+    Down = 2,
+}
+
+impl ShardState {
+    /// The word in CLI tables, logs and metric labels.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            ShardState::Unspecified => "Unspecified",
+            ShardState::Up => "Up",
+            ShardState::Down => "Down",
+        }
+    }
+}
+
+/// One cache-server process.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ShardRecord {
+    #[prost(string, tag = "1")]
+    pub id: String,
+    #[prost(string, tag = "2")]
+    pub node: String,
+    #[prost(string, tag = "3")]
+    pub pool: String,
+    /// Small stable number of this shard id; slot lists name shards by it.
+    #[prost(uint32, tag = "4")]
+    pub number: u32,
+    /// Random, chosen by the process at start.
+    #[prost(string, tag = "5")]
+    pub boot_id: String,
+    /// Handed out by the committed registration (its log index).
+    #[prost(uint64, tag = "6")]
+    pub incarnation: u64,
+    #[prost(message, optional, tag = "7")]
+    pub addresses: Option<ShardAddresses>,
+    #[prost(uint64, tag = "8")]
+    pub capacity_bytes: u64,
+    #[prost(enumeration = "ShardState", tag = "9")]
+    pub state: i32,
+    #[prost(uint64, tag = "10")]
+    pub since_ms: u64,
+    /// Why the shard is in its state, for people.
+    #[prost(string, tag = "11")]
+    pub reason: String,
+}
+
+/// Where a shard listens, each `host:port`; empty = not offered.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ShardAddresses {
+    /// Shard-to-shard protocol.
+    #[prost(string, tag = "1")]
+    pub peer: String,
+    #[prost(string, tag = "2")]
+    pub resp: String,
+    #[prost(string, tag = "3")]
+    pub lm: String,
+    #[prost(string, tag = "4")]
+    pub http: String,
+}
+
+/// A named set of shards.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct PoolRecord {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Copies of each slot that are aimed for, 1..=MAX_FACTOR.
+    #[prost(uint32, tag = "2")]
+    pub factor: u32,
+    /// Namespace generation; one for the whole pool before models exist. Raised to invalidate.
+    #[prost(uint64, tag = "3")]
+    pub generation: u64,
+}
+
+/// One copy in a slot's list.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+pub struct SlotCopy {
+    /// [`ShardRecord::number`].
+    #[prost(uint32, tag = "1")]
+    pub shard: u32,
+    /// `false` = filling.
+    #[prost(bool, tag = "2")]
+    pub in_sync: bool,
+}
+
+/// Slots `first..=last` that share one list, primary first. An empty list: nobody holds the slot.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct SlotRange {
+    #[prost(uint32, tag = "1")]
+    pub first: u32,
+    #[prost(uint32, tag = "2")]
+    pub last: u32,
+    #[prost(message, repeated, tag = "3")]
+    pub copies: Vec<SlotCopy>,
+}
+
+/// What a data-plane process needs to know of a shard of its pool.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct MapShard {
+    #[prost(uint32, tag = "1")]
+    pub number: u32,
+    #[prost(string, tag = "2")]
+    pub id: String,
+    #[prost(uint64, tag = "3")]
+    pub incarnation: u64,
+    #[prost(string, tag = "4")]
+    pub node: String,
+    #[prost(string, tag = "5")]
+    pub peer: String,
+    #[prost(bool, tag = "6")]
+    pub up: bool,
+}
+
+/// The slot map of a pool, complete in itself: the one record that shards and proxies route by.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct SlotMap {
+    #[prost(string, tag = "1")]
+    pub pool: String,
+    #[prost(string, tag = "2")]
+    pub cluster_id: String,
+    #[prost(uint64, tag = "3")]
+    pub cluster_generation: u64,
+    /// Grows with every change of lists, shards or generation.
+    #[prost(uint64, tag = "4")]
+    pub epoch: u64,
+    #[prost(uint64, tag = "5")]
+    pub generation: u64,
+    #[prost(uint32, tag = "6")]
+    pub factor: u32,
+    #[prost(message, repeated, tag = "7")]
+    pub shards: Vec<MapShard>,
+    #[prost(message, repeated, tag = "8")]
+    pub ranges: Vec<SlotRange>,
+}
+
+/// A committed choice, for `kvpool explain`. Its number is the log index.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Decision {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    #[prost(uint64, tag = "2")]
+    pub at_ms: u64,
+    #[prost(string, tag = "3")]
+    pub what: String,
+    #[prost(string, tag = "4")]
+    pub why: String,
+}
+
+/// A request id with the time it was made: a retried write is told from a new one by it (R2).
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Message)]
+pub struct RequestId {
+    #[prost(uint64, tag = "1")]
+    pub created_at_ms: u64,
+    /// Random per client process.
+    #[prost(uint64, tag = "2")]
+    pub client: u64,
+    #[prost(uint64, tag = "3")]
+    pub sequence: u64,
+}
+
+/// What changed, for watchers. One per changed record and revision.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Event {
+    #[prost(uint64, tag = "1")]
+    pub revision: u64,
+    #[prost(oneof = "Record", tags = "2, 3, 4, 5, 6")]
+    pub record: Option<Record>,
+}
+
+/// Any record that can be listed and watched.
+#[derive(Clone, PartialEq, Eq, prost::Oneof)]
+pub enum Record {
+    #[prost(message, tag = "2")]
+    Cluster(ClusterRecord),
+    #[prost(message, tag = "3")]
+    Node(NodeRecord),
+    #[prost(message, tag = "4")]
+    Shard(ShardRecord),
+    #[prost(message, tag = "5")]
+    Pool(PoolRecord),
+    #[prost(message, tag = "6")]
+    Slots(SlotMap),
+}
