@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::arena::FillToken;
-use crate::block::{ABORTED, Block, BlockTail, COMMITTED, FILLING};
+use crate::block::{ABORTED, Block, BlockTail, COMMITTED, FILLING, NEVER};
 use crate::error::Refused;
 use crate::stats::add;
 use crate::store::{Condition, Inner};
@@ -98,6 +98,14 @@ impl BlockWriter {
         BlockTail(Arc::clone(&self.block))
     }
 
+    /// Sets what a protocol says only after the body: when the block expires, and when the write may happen (checked at
+    /// `commit`).
+    pub fn set_terms(&mut self, expires_at_ms: Option<u64>, condition: Condition) {
+        let at = expires_at_ms.unwrap_or(NEVER);
+        self.block.expires_at.store(at, Ordering::Relaxed);
+        self.condition = condition;
+    }
+
     /// Publishes the block. Conditions are checked again: of two `IfAbsent` writers one wins.
     ///
     /// # Errors
@@ -107,9 +115,9 @@ impl BlockWriter {
         if missing > 0 {
             return Err(Refused::Incomplete { missing });
         }
-        let outcome =
-            self.store
-                .publish(&self.block, self.condition, self.only_if_newer, now_ms)?;
+        let outcome = self
+            .store
+            .publish(&self.block, self.condition, self.only_if_newer, now_ms)?;
         self.block.state.store(COMMITTED, Ordering::Release);
         Ok(outcome)
     }
