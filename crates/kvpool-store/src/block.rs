@@ -153,8 +153,7 @@ pub struct BlockPiece {
 impl BlockPiece {
     fn new(block: &Arc<Block>, index: usize) -> Option<Self> {
         let memory = &block.memory;
-        let complete =
-            index < memory.piece_count() && memory.piece(index).len() == memory.piece_len(index);
+        let complete = index < memory.piece_count() && memory.piece(index).len() == memory.piece_len(index);
         complete.then(|| Self {
             block: Arc::clone(block),
             index,

@@ -81,11 +81,7 @@ impl Ghosts {
     pub(crate) fn put(&mut self, print: u64, why: Gone, write_id: u64) {
         self.stamp = self.stamp.wrapping_add(1);
         let stamp = self.stamp;
-        let ghost = Ghost {
-            why,
-            write_id,
-            stamp,
-        };
+        let ghost = Ghost { why, write_id, stamp };
         self.by_print.insert(print, ghost);
         self.order.push_back((print, stamp));
         while self.order.len() > self.cap {
@@ -136,6 +132,10 @@ impl Partition {
     pub(crate) fn remove(&mut self, slot: usize, key: &[u8]) -> Option<Arc<Block>> {
         let old = self.slots[slot].take(key)?;
         self.blocks -= 1;
+        if self.slots[slot].is_empty() {
+            // An emptied set keeps a node; thousands of them would pin the heap pages they lie in.
+            self.slots[slot] = BTreeSet::new();
+        }
         Some(old.0)
     }
 

@@ -9,6 +9,7 @@
 mod arena;
 mod block;
 mod error;
+mod evict;
 mod index;
 mod lease;
 mod queue;
@@ -22,8 +23,7 @@ pub use block::{BlockPiece, BlockRef, BlockTail, TailState};
 pub use error::{Refused, StoreError};
 pub use stats::{Counts, Stats};
 pub use store::{
-    Condition, Existence, Lookup, MAX_KEY_BYTES, MAX_META_BYTES, Miss, PutSpec, SlotEntry,
-    SlotPage, Store,
+    Condition, Existence, Lookup, MAX_KEY_BYTES, MAX_META_BYTES, Miss, PutSpec, SlotEntry, SlotPage, Store,
 };
 pub use usual::{Usual, UsualLengths};
 pub use writer::{BlockWriter, Committed};

@@ -11,7 +11,7 @@ use kvpool_state::{SLOTS, slot_of};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::arena::{Arena, Cost, PIECE_BYTES, Short};
+use crate::arena::{Arena, Cost, PIECE_BYTES};
 use crate::block::{Block, BlockRef, FILLING, NEVER, NO_NODE};
 use crate::error::{Refused, StoreError};
 use crate::index::{GHOST_BYTES, Gone, Partition};
@@ -31,13 +31,9 @@ const SLOTS_PER_PARTITION: usize = SLOTS as usize / PARTITIONS;
 const TABLE_BYTES: u64 = SLOTS as u64 * 24;
 /// Heap bytes of an entry besides key, metadata and piece list: the shared block, its place in the index, the queue
 /// and the lease list, with the allocator's rounding. `tests/accounting.rs` compares it with the process.
-const ENTRY_BYTES: u64 = 480;
+const ENTRY_BYTES: u64 = 400;
 /// Heap bytes per piece.
 const PIECE_ENTRY_BYTES: u64 = 8;
-/// Blocks the evictor may look at for one reservation. 64 Ki keep a call in the low milliseconds and still free a
-/// 16 MiB run out of 256-byte blocks.
-const MAX_EVICTION_STEPS: usize = 64 * 1024;
-
 /// When a write may happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Condition {
@@ -129,12 +125,12 @@ pub struct SlotPage {
 pub struct Store(Arc<Inner>);
 
 pub(crate) struct Inner {
-    arena: Arc<Arena>,
+    pub(crate) arena: Arc<Arena>,
     partitions: [Mutex<Partition>; PARTITIONS],
-    queue: Mutex<Queue>,
+    pub(crate) queue: Mutex<Queue>,
     leases: Mutex<Leases>,
     /// Held while making room: of two evictors the second would find the first's candidate in no lane.
-    evicting: Mutex<()>,
+    pub(crate) evicting: Mutex<()>,
     hasher: RandomState,
     max_block: u64,
     pub(crate) counters: Counters,
@@ -154,12 +150,7 @@ impl Store {
         let ghosts = (limit / (16 * 1024)).clamp(1024, 128 * 1024);
         let fixed = TABLE_BYTES + ghosts * GHOST_BYTES;
         let arena = Arena::new(limit, fixed).map_err(|source| StoreError::Map { limit, source })?;
-        let partition = |_| {
-            Mutex::new(Partition::new(
-                SLOTS_PER_PARTITION,
-                ghosts as usize / PARTITIONS,
-            ))
-        };
+        let partition = |_| Mutex::new(Partition::new(SLOTS_PER_PARTITION, ghosts as usize / PARTITIONS));
         Ok(Self(Arc::new(Inner {
             arena,
             partitions: std::array::from_fn(partition),
@@ -182,12 +173,7 @@ impl Store {
     ///
     /// # Errors
     /// See [`Refused`]; the store is unchanged then, apart from evictions.
-    pub fn reserve(
-        &self,
-        key: &[u8],
-        spec: PutSpec<'_>,
-        now_ms: u64,
-    ) -> Result<BlockWriter, Refused> {
+    pub fn reserve(&self, key: &[u8], spec: PutSpec<'_>, now_ms: u64) -> Result<BlockWriter, Refused> {
         let inner = &self.0;
         let cost = inner.admit(key, &spec).inspect_err(|_| {
             add(&inner.counters.refused_size);
@@ -256,11 +242,7 @@ impl Store {
                     (true, false) => add(&inner.counters.leases_refused),
                     _ => {}
                 }
-                Existence::Present {
-                    len,
-                    write_id,
-                    leased,
-                }
+                Existence::Present { len, write_id, leased }
             }
             Err(miss) => Existence::Miss(miss),
         }
@@ -309,9 +291,7 @@ impl Store {
     pub fn ttl(&self, key: &[u8], now_ms: u64) -> Option<Option<u64>> {
         let at = self
             .0
-            .find(key, now_ms, |block| {
-                block.expires_at.load(Ordering::Relaxed)
-            })
+            .find(key, now_ms, |block| block.expires_at.load(Ordering::Relaxed))
             .ok()?;
         Some((at != NEVER).then(|| at - now_ms))
     }
@@ -389,6 +369,11 @@ impl Store {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let inner = &self.0;
+        // Each lock is let go before the next is taken.
+        let leased = {
+            let leases = inner.leases.lock();
+            leases.bytes()
+        };
         let (small, main) = {
             let queue = inner.queue.lock();
             (queue.lane(Lane::Small).0, queue.lane(Lane::Main).0)
@@ -396,7 +381,7 @@ impl Store {
         Stats {
             memory: inner.arena.bytes(),
             classes: inner.arena.classes(),
-            leased: inner.leases.lock().bytes(),
+            leased,
             blocks: self.len() as u64,
             small,
             main,
@@ -405,22 +390,16 @@ impl Store {
     }
 }
 
-/// Someone besides the index, the lease list and the evictor holds the block: evicting it would free nothing now.
-fn being_read(candidate: &Arc<Block>) -> bool {
-    let listed = usize::from(candidate.leased.load(Ordering::Relaxed));
-    Arc::strong_count(candidate) > 2 + listed
-}
-
-fn within(slot: u16) -> usize {
+pub(crate) fn within(slot: u16) -> usize {
     slot as usize % SLOTS_PER_PARTITION
 }
 
 impl Inner {
-    fn partition(&self, slot: u16) -> parking_lot::MutexGuard<'_, Partition> {
+    pub(crate) fn partition(&self, slot: u16) -> parking_lot::MutexGuard<'_, Partition> {
         self.partitions[slot as usize / SLOTS_PER_PARTITION].lock()
     }
 
-    fn print(&self, key: &[u8]) -> u64 {
+    pub(crate) fn print(&self, key: &[u8]) -> u64 {
         self.hasher.hash_one(key)
     }
 
@@ -429,9 +408,7 @@ impl Inner {
             return Err(Refused::KeyTooLong { len: key.len() });
         }
         if spec.meta.len() > MAX_META_BYTES {
-            return Err(Refused::MetaTooLong {
-                len: spec.meta.len(),
-            });
+            return Err(Refused::MetaTooLong { len: spec.meta.len() });
         }
         if spec.len > self.max_block {
             return Err(Refused::Size {
@@ -444,13 +421,7 @@ impl Inner {
         Ok(Cost::new(spec.len, ENTRY_BYTES + key.len() as u64 + lists))
     }
 
-    fn check_condition(
-        &self,
-        slot: u16,
-        key: &[u8],
-        condition: Condition,
-        now_ms: u64,
-    ) -> Result<(), Refused> {
+    fn check_condition(&self, slot: u16, key: &[u8], condition: Condition, now_ms: u64) -> Result<(), Refused> {
         if condition == Condition::Always {
             return Ok(());
         }
@@ -466,12 +437,7 @@ impl Inner {
     }
 
     /// Looks a key up and applies `use_it` under the partition's lock; drops the block if its time is over.
-    fn find<T>(
-        &self,
-        key: &[u8],
-        now_ms: u64,
-        use_it: impl FnOnce(&Arc<Block>) -> T,
-    ) -> Result<T, Miss> {
+    fn find<T>(&self, key: &[u8], now_ms: u64, use_it: impl FnOnce(&Arc<Block>) -> T) -> Result<T, Miss> {
         let slot = slot_of(key);
         let mut partition = self.partition(slot);
         match partition.get(within(slot), key) {
@@ -487,9 +453,7 @@ impl Inner {
             }
         }
         if let Some(block) = partition.remove(within(slot), key) {
-            partition
-                .ghosts
-                .put(self.print(key), Gone::Expired, block.write_id);
+            partition.ghosts.put(self.print(key), Gone::Expired, block.write_id);
             self.detach(&block);
             drop(partition);
             add(&self.counters.expired);
@@ -498,7 +462,7 @@ impl Inner {
     }
 
     /// Takes a block that has just left the index out of queue and lease list. Called under its partition's lock.
-    fn detach(&self, block: &Arc<Block>) {
+    pub(crate) fn detach(&self, block: &Arc<Block>) {
         self.queue.lock().unlink(block);
         if block.leased.load(Ordering::Relaxed) {
             self.leases.lock().end(block);
@@ -552,88 +516,5 @@ impl Inner {
             add(&self.counters.replaced);
         }
         Ok(Committed::Stored { replaced: live })
-    }
-
-    /// Takes memory, evicting until it fits, or gives up within a bounded number of steps.
-    fn allocate(
-        &self,
-        cost: &Cost,
-        now_ms: u64,
-    ) -> Result<(crate::arena::Memory, crate::arena::FillToken), Refused> {
-        let mut short = match self.arena.allocate(cost) {
-            Ok(taken) => return Ok(taken),
-            Err(short) => short,
-        };
-        let _turn = self.evicting.lock();
-        let mut steps = MAX_EVICTION_STEPS;
-        while short == Short::Memory {
-            if !self.evict_one(&mut steps, now_ms) {
-                add(&self.counters.refused_all_held);
-                break;
-            }
-            short = match self.arena.allocate(cost) {
-                Ok(taken) => return Ok(taken),
-                Err(short) => short,
-            };
-        }
-        add(&self.counters.refused_shed);
-        Err(Refused::Shed)
-    }
-
-    /// Evicts one block; false if nothing can go now.
-    fn evict_one(&self, steps: &mut usize, now_ms: u64) -> bool {
-        // Two rounds: the first clears hit bits, so a third would only meet held blocks again.
-        let rounds = self.queue.lock().len() * 2 + 1;
-        let mut budget = rounds.min(*steps);
-        *steps -= budget;
-        while budget > 0 {
-            let held = |block: &Arc<Block>| block.lease_holds(now_ms) || being_read(block);
-            let candidate = self
-                .queue
-                .lock()
-                .candidate(&mut budget, held, |block| block.expired(now_ms));
-            let Some((block, lane)) = candidate else {
-                break;
-            };
-            if self.evict(block, lane, now_ms) {
-                *steps += budget;
-                return true;
-            }
-        }
-        false
-    }
-
-    /// Drops a candidate from the index unless it was leased or taken up meanwhile (then it is kept).
-    fn evict(&self, block: Arc<Block>, lane: Lane, now_ms: u64) -> bool {
-        let mut partition = self.partition(block.slot);
-        let at = within(block.slot);
-        let published = partition
-            .get(at, &block.key)
-            .is_some_and(|found| Arc::ptr_eq(found, &block));
-        if !published {
-            // Replaced or removed since: whoever did that found it in no lane; our reference was the last one.
-            return true;
-        }
-        let expired = block.expired(now_ms);
-        if !expired && (block.lease_holds(now_ms) || being_read(&block)) {
-            self.queue.lock().push(block, Lane::Main);
-            return false;
-        }
-        partition.remove_block(at, &block);
-        self.detach(&block);
-        let why = if expired {
-            Gone::Expired
-        } else {
-            Gone::Evicted
-        };
-        let print = self.print(&block.key);
-        partition.ghosts.put(print, why, block.write_id);
-        drop(partition);
-        add(match (expired, lane) {
-            (true, _) => &self.counters.expired,
-            (false, Lane::Small) => &self.counters.evicted_small,
-            (false, Lane::Main) => &self.counters.evicted_main,
-        });
-        true
     }
 }

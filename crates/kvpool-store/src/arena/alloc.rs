@@ -212,11 +212,7 @@ impl Books {
             self.take_extents(1, &mut got);
             let extent = got.first().copied().unwrap_or_default();
             let taken = vec![0u64; slots.div_ceil(64)].into_boxed_slice();
-            let fresh = Carved {
-                class,
-                used: 0,
-                taken,
-            };
+            let fresh = Carved { class, used: 0, taken };
             self.carved.insert(extent, fresh);
             let book = &mut self.classes[class as usize];
             book.partial.insert(extent);
@@ -312,9 +308,7 @@ impl Books {
     /// A run of at most `max` cold extents that may be faulted in within the limit.
     pub(super) fn cold_run(&self, max: u32) -> Option<(u32, u32)> {
         let resident = u64::from(self.extents - self.cold.count) * PIECE_BYTES as u64;
-        let room = self
-            .limit
-            .saturating_sub(resident + self.metadata + self.fixed);
+        let room = self.limit.saturating_sub(resident + self.metadata + self.fixed);
         let max = u64::from(max).min(room / PIECE_BYTES as u64) as u32;
         let (start, len) = self.cold.first()?;
         (max > 0).then_some((start, len.min(max)))
@@ -335,9 +329,7 @@ impl Books {
         MemoryBytes {
             limit: self.limit,
             arena_used,
-            free: self
-                .limit
-                .saturating_sub(arena_used + self.metadata + self.fixed),
+            free: self.limit.saturating_sub(arena_used + self.metadata + self.fixed),
             resident,
             in_flight: self.in_flight,
             metadata: self.metadata,
@@ -417,9 +409,7 @@ impl Runs {
     }
 
     fn first(&self) -> Option<(u32, u32)> {
-        self.by_start
-            .first_key_value()
-            .map(|(&start, &len)| (start, len))
+        self.by_start.first_key_value().map(|(&start, &len)| (start, len))
     }
 
     /// Takes out one extent; false if it is not here.
@@ -483,15 +473,10 @@ mod tests {
     #[test]
     fn extents_given_back_join_again_and_the_ledger_ends_at_zero() {
         let mut books = Books::new(64 * PIECE_BYTES as u64, 0);
-        let costs: Vec<Cost> = [
-            3 * PIECE_BYTES as u64,
-            100,
-            70_000,
-            5 * PIECE_BYTES as u64 + 9,
-        ]
-        .iter()
-        .map(|&len| Cost::new(len, 500))
-        .collect();
+        let costs: Vec<Cost> = [3 * PIECE_BYTES as u64, 100, 70_000, 5 * PIECE_BYTES as u64 + 9]
+            .iter()
+            .map(|&len| Cost::new(len, 500))
+            .collect();
         let taken: Vec<Vec<u32>> = costs
             .iter()
             .map(|cost| books.take(cost).expect("room for four small blocks"))
@@ -501,10 +486,7 @@ mod tests {
             books.give_back(cost, offsets.into_iter());
         }
         let bytes = books.bytes();
-        assert_eq!(
-            (bytes.arena_used, bytes.metadata, bytes.in_flight),
-            (0, 0, 0)
-        );
+        assert_eq!((bytes.arena_used, bytes.metadata, bytes.in_flight), (0, 0, 0));
         assert!(books.carved.is_empty());
         assert_eq!(books.warm.count + books.cold.count, 64);
     }

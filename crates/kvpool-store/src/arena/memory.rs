@@ -47,13 +47,7 @@ impl Region {
         let at = extent as usize * PIECE_BYTES;
         assert!(at + PIECE_BYTES <= self.len, "extent outside the region");
         // SAFETY: inside the mapping; the extent is free, so no reference into it exists.
-        unsafe {
-            libc::madvise(
-                self.base.as_ptr().add(at).cast(),
-                PIECE_BYTES,
-                libc::MADV_DONTNEED,
-            )
-        };
+        unsafe { libc::madvise(self.base.as_ptr().add(at).cast(), PIECE_BYTES, libc::MADV_DONTNEED) };
     }
 
     /// Faults pages in for writing without changing their contents. False if the kernel can't (before 5.14).
@@ -62,13 +56,7 @@ impl Region {
         let len = count as usize * PIECE_BYTES;
         assert!(at + len <= self.len, "extents outside the region");
         // SAFETY: inside the mapping; MADV_POPULATE_WRITE changes no byte, whoever owns the pages.
-        let rc = unsafe {
-            libc::madvise(
-                self.base.as_ptr().add(at).cast(),
-                len,
-                libc::MADV_POPULATE_WRITE,
-            )
-        };
+        let rc = unsafe { libc::madvise(self.base.as_ptr().add(at).cast(), len, libc::MADV_POPULATE_WRITE) };
         rc == 0
     }
 }
@@ -182,8 +170,7 @@ impl Memory {
         let mut next = index + 1;
         while next < self.pieces.len()
             && self.piece_len(next - 1) == PIECE_BYTES
-            && self.pieces[next].offset as usize
-                == self.pieces[next - 1].offset as usize + PIECE_BYTES / UNIT_BYTES
+            && self.pieces[next].offset as usize == self.pieces[next - 1].offset as usize + PIECE_BYTES / UNIT_BYTES
         {
             len += self.piece(next).len();
             next += 1;
@@ -236,7 +223,6 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.arena
-            .release(&self.cost, self.pieces.iter().map(|p| p.offset));
+        self.arena.release(&self.cost, self.pieces.iter().map(|p| p.offset));
     }
 }

@@ -44,12 +44,16 @@ impl Arena {
     pub(crate) fn allocate(self: &Arc<Self>, cost: &Cost) -> Result<(Memory, FillToken), Short> {
         let mut books = self.books.lock();
         let offsets = books.take(cost)?;
-        // Free but resident extents are handed back while metadata grows; rare, and at most a few per call.
+        self.trim_resident(&mut books);
+        drop(books);
+        Ok(Memory::new(Arc::clone(self), cost, &offsets))
+    }
+
+    /// Hands free but resident extents back while metadata grows; rare, and at most a few per call.
+    fn trim_resident(&self, books: &mut Books) {
         while let Some(extent) = books.take_excess_resident() {
             self.region.decommit(extent);
         }
-        drop(books);
-        Ok(Memory::new(Arc::clone(self), cost, &offsets))
     }
 
     /// A writer has ended (committed or not): its bytes are no longer in flight.
@@ -75,7 +79,10 @@ impl Arena {
         if !self.region.populate(start, count) {
             return 0;
         }
-        self.books.lock().warmed(start, count);
+        let mut books = self.books.lock();
+        books.warmed(start, count);
+        // Metadata may have taken the room in the meantime.
+        self.trim_resident(&mut books);
         count as usize * PIECE_BYTES
     }
 
