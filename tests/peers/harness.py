@@ -128,11 +128,8 @@ def thread_count(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
-def connections(pid: int, port: int) -> set[int]:
-    """Local ports of a client process's established TCP connections to `port`.
-
-    A lost connection shows here even where a client library quietly makes a new one.
-    """
+def _sockets(pid: int) -> set[str]:
+    """Inodes of a process's sockets."""
     inodes = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -141,7 +138,25 @@ def connections(pid: int, port: int) -> set[int]:
             continue
         if link.startswith("socket:["):
             inodes.add(link[8:-1])
-    found = set()
+    return inodes
+
+
+def listening(pid: int) -> set[int]:
+    """TCP ports a process listens on."""
+    inodes, found = _sockets(pid), set()
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        f = line.split()
+        if f[9] in inodes and f[3] == "0A":
+            found.add(int(f[1].split(":")[1], 16))
+    return found
+
+
+def connections(pid: int, port: int) -> set[int]:
+    """Local ports of a client process's established TCP connections to `port`.
+
+    A lost connection shows here even where a client library quietly makes a new one.
+    """
+    inodes, found = _sockets(pid), set()
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         f = line.split()
         local, remote, state, inode = f[1], f[2], f[3], f[9]

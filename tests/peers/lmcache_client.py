@@ -99,11 +99,11 @@ class Conn:
 
     def __init__(self, client: Client, name: str, port: int):
         self.client, self.conn, self.port = client, name, port
-        self.seconds = 0.0  # how long the last call took inside the client
+        self.seconds = self.worst = 0.0  # of the last request inside the client: all calls, and the longest one
 
     def call(self, op: str, **kw) -> dict:
         reply = self.client.call(op, conn=self.conn, **kw)
-        self.seconds = reply.get("seconds", 0.0)
+        self.seconds, self.worst = reply.get("seconds", 0.0), reply.get("worst", 0.0)
         return reply
 
     def put(self, keys: list[int], **kw) -> None:

@@ -2,7 +2,7 @@
 
 Run by `lmcache_client.Client`. Its libraries can hang for ever (the native client on a nil, any client on a frozen server),
 which is why it is a process: whoever drives it can give up and kill it. One line in, one line out:
-    {"op": "put", "conn": "a", "keys": [1, 2]}  ->  {"results": ["ok", "ok"], "seconds": 0.01}
+    {"op": "put", "conn": "a", "keys": [1, 2]}  ->  {"results": ["ok", "ok"], "seconds": 0.03, "worst": 0.02}
 
 Every block's bytes follow from its key, its length and a generation number stored in its first eight bytes; a read is
 compared in full.
@@ -72,6 +72,22 @@ def verdict(memory_object, name: str, size: int, wanted: set[int] | None) -> str
     return "hit"
 
 
+class Times:
+    """How long calls took: all together, and the longest."""
+
+    def __init__(self):
+        self.total = self.worst = 0.0
+
+    def __call__(self, call):
+        began = time.perf_counter()
+        try:
+            return call()
+        finally:
+            took = time.perf_counter() - began
+            self.total += took
+            self.worst = max(self.worst, took)
+
+
 @functools.cache
 def local_memory(size: int, native_workers: int) -> LocalCPUBackend:
     """The memory that blocks are sent from and read into, touched whole when made: one per kind, not per connection."""
@@ -127,45 +143,44 @@ class InProcess:
 
     def put(self, numbers, generation=0, batch=False, tokens=None):
         objects = [self.filled(n, generation, tokens) for n in numbers]
-        began = time.perf_counter()
+        times = Times()
         try:
             if batch and self.conn.support_batched_put():
-                self.run(self.conn.batched_put([self.key(n) for n in numbers], objects))
+                times(lambda: self.run(self.conn.batched_put([self.key(n) for n in numbers], objects)))
             else:
                 for n, m in zip(numbers, objects):
-                    self.run(self.conn.put(self.key(n), m))
+                    times(lambda n=n, m=m: self.run(self.conn.put(self.key(n), m)))
         finally:
-            seconds = time.perf_counter() - began
             for m in objects:
                 self.release(m)
-        return ["ok"] * len(numbers), seconds
+        return ["ok"] * len(numbers), times
 
     def get(self, numbers, wanted=None, batch=False, size=None):
         keys = [self.key(n) for n in numbers]
-        began = time.perf_counter()
+        times = Times()
         if batch and self.conn.support_batched_get():
-            objects = self.run(self.conn.batched_get(keys))
+            objects = times(lambda: self.run(self.conn.batched_get(keys)))
         elif batch:
-            objects = self.run(self.conn.batched_get_non_blocking("lookup", keys))
+            objects = times(lambda: self.run(self.conn.batched_get_non_blocking("lookup", keys)))
             objects = [*objects, *[None] * (len(keys) - len(objects))]  # it returns the consecutive prefix
         else:
-            objects = [self.run(self.conn.get(k)) for k in keys]
-        seconds = time.perf_counter() - began
+            objects = [times(lambda k=k: self.run(self.conn.get(k))) for k in keys]
         results = []
         for n, m in zip(numbers, objects):
             results.append("miss" if m is None else verdict(m, self.name(n), size or self.size, wanted))
             if m is not None:
                 self.release(m)
-        return results, seconds
+        return results, times
 
     def exists(self, numbers, batch=False):
-        began = time.perf_counter()
+        times = Times()
         if batch:  # LMCache's lookup: how many of the first keys are there
-            hits = self.run(self.conn.batched_async_contains("lookup", [self.key(n) for n in numbers]))
+            keys = [self.key(n) for n in numbers]
+            hits = times(lambda: self.run(self.conn.batched_async_contains("lookup", keys)))
             found = [i < hits for i in range(len(numbers))]
         else:
-            found = [bool(self.run(self.conn.exists(self.key(n)))) for n in numbers]
-        return found, time.perf_counter() - began
+            found = [bool(times(lambda n=n: self.run(self.conn.exists(self.key(n))))) for n in numbers]
+        return found, times
 
     def close(self):
         # Not RemoteConnector.close(): in 0.5.6 it waits for ever for its idle job workers (`redis://`, `resp://`).
@@ -218,42 +233,56 @@ class MultiProcess:
         objects = [self.empty() for _ in numbers]
         for n, m in zip(numbers, objects):
             flat(m)[:] = memoryview(content(self.name(n), self.size, generation))
-        began, results = time.perf_counter(), []
-        for part in [range(len(numbers))] if batch else [[i] for i in range(len(numbers))]:
+        times, results = Times(), []
+
+        def store(part):
             task = self.adapter.submit_store_task([self.key(numbers[i]) for i in part], [objects[i] for i in part])
-            done = self.wait(self.adapter.get_store_event_fd(), lambda: self.adapter.pop_completed_store_tasks() or None)
-            results += ["ok" if done[task].is_successful() else "error: store failed"] * len(part)
-        seconds = time.perf_counter() - began
-        return results, seconds
+            fd = self.adapter.get_store_event_fd()
+            return self.wait(fd, lambda: self.adapter.pop_completed_store_tasks() or None)[task]
+
+        for part in self.parts(len(numbers), batch):
+            done = times(lambda part=part: store(part))
+            results += ["ok" if done.is_successful() else "error: store failed"] * len(part)
+        return results, times
 
     def get(self, numbers, wanted=None, batch=False, size=None):
         objects = [self.empty() for _ in numbers]
-        began, bits = time.perf_counter(), []
-        for part in [range(len(numbers))] if batch else [[i] for i in range(len(numbers))]:
+        times, bits = Times(), []
+
+        def load(part):
             task = self.adapter.submit_load_task([self.key(numbers[i]) for i in part], [objects[i] for i in part])
-            done = self.wait(self.adapter.get_load_event_fd(), lambda: self.adapter.query_load_result(task))
+            return self.wait(self.adapter.get_load_event_fd(), lambda: self.adapter.query_load_result(task))
+
+        for part in self.parts(len(numbers), batch):
+            done = times(lambda part=part: load(part))
             bits += [done.test(i) for i in range(len(part))]
-        seconds = time.perf_counter() - began
         results = [
             verdict(m, self.name(n), size or self.size, wanted) if hit else "miss"
             for n, m, hit in zip(numbers, objects, bits)
         ]
-        return results, seconds
+        return results, times
 
     def exists(self, numbers, batch=False):
-        began, found = time.perf_counter(), []
-        for part in [numbers] if batch else [[n] for n in numbers]:
-            task = self.adapter.submit_lookup_and_lock_task([self.key(n) for n in part], {})
-            done = self.wait(
-                self.adapter.get_lookup_and_lock_event_fd(), lambda: self.adapter.query_lookup_and_lock_result(task)
-            )
+        times, found = Times(), []
+
+        def lookup(part):
+            task = self.adapter.submit_lookup_and_lock_task([self.key(numbers[i]) for i in part], {})
+            fd = self.adapter.get_lookup_and_lock_event_fd()
+            return self.wait(fd, lambda: self.adapter.query_lookup_and_lock_result(task))
+
+        for part in self.parts(len(numbers), batch):
+            done = times(lambda part=part: lookup(part))
             found += [done.test(i) for i in range(len(part))]
-        return found, time.perf_counter() - began
+        return found, times
 
     def delete(self, numbers):
-        began = time.perf_counter()
-        self.adapter.delete([self.key(n) for n in numbers])
-        return ["ok"] * len(numbers), time.perf_counter() - began
+        times = Times()
+        times(lambda: self.adapter.delete([self.key(n) for n in numbers]))
+        return ["ok"] * len(numbers), times
+
+    @staticmethod
+    def parts(n: int, batch: bool):
+        return [range(n)] if batch else [[i] for i in range(n)]
 
     def close(self):
         self.adapter.close()
@@ -273,7 +302,8 @@ class Steady(threading.Thread):
         self.ended = threading.Event()
 
     def call(self, what, *args, **kw):
-        results, seconds = getattr(self.client, what)(*args, **kw)
+        results, times = getattr(self.client, what)(*args, **kw)
+        seconds = times.worst
         self.calls[what] += 1
         self.worst[what] = max(self.worst[what], seconds)
         if seconds > 0.5:
@@ -345,8 +375,8 @@ class Worker:
         if op == "close":
             self.conns.pop(conn).close()
             return {}
-        results, seconds = getattr(self.conns[conn], op)(kw.pop("keys"), **kw)
-        return {"results": results, "seconds": seconds}
+        results, times = getattr(self.conns[conn], op)(kw.pop("keys"), **kw)
+        return {"results": results, "seconds": times.total, "worst": times.worst}
 
 
 def main():
