@@ -72,9 +72,7 @@ impl Foreign {
             Foreign::Http => {
                 "an HTTP client or probe; health checks belong on the shard's http address (/livez, /readyz)"
             }
-            Foreign::Http2 => {
-                "an HTTP/2 or gRPC client; coordinators speak gRPC, data ports do not"
-            }
+            Foreign::Http2 => "an HTTP/2 or gRPC client; coordinators speak gRPC, data ports do not",
             Foreign::Tls => "a TLS client; this listener is plain",
             Foreign::Resp => "a redis:// or resp:// URL that names the lm:// port",
             Foreign::Lm => "an lm:// URL that names the RESP port",

@@ -74,26 +74,17 @@ fn hash_range(key: &[u8]) -> Option<Range<usize>> {
         count += 1;
     }
     let ranges = &ranges[..count];
-    let field = |index: usize| {
-        ranges
-            .get(index)
-            .map_or(&b""[..], |range| &stem[range.clone()])
-    };
+    let field = |index: usize| ranges.get(index).map_or(&b""[..], |range| &stem[range.clone()]);
     // At least a model in front of the two numbers and the hash.
     let readings = || (1..count.saturating_sub(2)).rev();
     let index = readings()
         .find(|&at| is_mp(field(at), field(at + 1), field(at + 2)))
         .or_else(|| {
-            readings().find(|&at| {
-                is_in_process(field(at), field(at + 1), field(at + 2)) && is_dtype(field(at + 3))
-            })
+            readings().find(|&at| is_in_process(field(at), field(at + 1), field(at + 2)) && is_dtype(field(at + 3)))
         })
         .or_else(|| {
-            readings().find(|&at| {
-                at >= 2
-                    && field(0) == b"vllm"
-                    && is_in_process(field(at), field(at + 1), field(at + 2))
-            })
+            readings()
+                .find(|&at| at >= 2 && field(0) == b"vllm" && is_in_process(field(at), field(at + 1), field(at + 2)))
         })?;
     Some(ranges[index + 2].clone())
 }
@@ -150,10 +141,7 @@ mod tests {
             prefix(&format!("pre@{key}")).unwrap(),
             format!("pre@{model}@01000100@0@")
         );
-        assert_eq!(
-            prefix("m@01000100@a@98efc76eafb06cfe").unwrap(),
-            "m@01000100@a@"
-        );
+        assert_eq!(prefix("m@01000100@a@98efc76eafb06cfe").unwrap(), "m@01000100@a@");
         assert!(is_native_form(key.as_bytes()));
     }
 

@@ -145,17 +145,10 @@ impl<'a> LmRequest<'a> {
             return Err(LmError::TooLong(length));
         }
         let padded = &header[REQUEST_BYTES - KEY_BYTES..];
-        let key_len = padded
-            .iter()
-            .rposition(|&byte| byte != b' ')
-            .map_or(0, |last| last + 1);
+        let key_len = padded.iter().rposition(|&byte| byte != b' ').map_or(0, |last| last + 1);
         Ok(LmRequest {
             command,
-            length: if command == LmCommand::Put {
-                unsigned
-            } else {
-                0
-            },
+            length: if command == LmCommand::Put { unsigned } else { 0 },
             meta: LmMeta {
                 fmt: int_at(header, 2),
                 dtype: int_at(header, 3),
@@ -174,17 +167,7 @@ impl<'a> LmRequest<'a> {
         let length = i32::try_from(self.length).unwrap_or(i32::MAX);
         put_ints(
             &mut out,
-            &[
-                self.command as i32,
-                length,
-                meta.fmt,
-                meta.dtype,
-                0,
-                s0,
-                s1,
-                s2,
-                s3,
-            ],
+            &[self.command as i32, length, meta.fmt, meta.dtype, 0, s0, s1, s2, s3],
         );
         let key = &self.key[..self.key.len().min(KEY_BYTES)];
         out[REQUEST_BYTES - KEY_BYTES..][..key.len()].copy_from_slice(key);
@@ -224,17 +207,7 @@ impl LmReply {
         let length = i32::try_from(self.length).unwrap_or(i32::MAX);
         put_ints(
             &mut out,
-            &[
-                code,
-                length,
-                self.meta.fmt,
-                self.meta.dtype,
-                s0,
-                s1,
-                s2,
-                s3,
-                0,
-            ],
+            &[code, length, self.meta.fmt, self.meta.dtype, s0, s1, s2, s3, 0],
         );
         out
     }

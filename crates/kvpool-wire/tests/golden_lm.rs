@@ -106,22 +106,13 @@ fn o23_headers_that_must_not_be_believed() {
         bytes[4..8].copy_from_slice(&length.to_le_bytes());
         bytes
     };
-    assert_eq!(
-        LmRequest::decode(&with(1, -1)),
-        Err(LmError::NegativeLength(-1))
-    );
+    assert_eq!(LmRequest::decode(&with(1, -1)), Err(LmError::NegativeLength(-1)));
     assert_eq!(
         LmRequest::decode(&with(2, i32::MIN)),
         Err(LmError::NegativeLength(i32::MIN))
     );
-    assert_eq!(
-        LmRequest::decode(&with(1, i32::MAX)),
-        Err(LmError::TooLong(i32::MAX))
-    );
-    assert_eq!(
-        LmRequest::decode(&with(99, 0)),
-        Err(LmError::UnknownCommand(99))
-    );
+    assert_eq!(LmRequest::decode(&with(1, i32::MAX)), Err(LmError::TooLong(i32::MAX)));
+    assert_eq!(LmRequest::decode(&with(99, 0)), Err(LmError::UnknownCommand(99)));
     assert!(LmRequest::decode(&with(1, 512 << 20)).is_ok());
     assert!(LmRequest::decode(&with(1, (512 << 20) + 1)).is_err());
     for (fmt, dtype, dim, known) in [

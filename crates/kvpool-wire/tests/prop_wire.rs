@@ -110,25 +110,18 @@ fn command() -> impl Strategy<Value = Vec<Vec<u8>>> {
 
 /// Valid commands, then a few bytes overwritten, inserted or cut off.
 fn mutated_stream() -> impl Strategy<Value = Vec<u8>> {
-    (
-        vec(command(), 1..5),
-        vec((any::<u16>(), any::<u8>(), 0u8..3), 0..6),
-    )
-        .prop_map(|(commands, edits)| {
-            let mut bytes: Vec<u8> = commands
-                .iter()
-                .flat_map(|command| encode(command))
-                .collect();
-            for (at, byte, kind) in edits {
-                let at = at as usize % (bytes.len() + 1);
-                match kind {
-                    0 if at < bytes.len() => bytes[at] = byte,
-                    1 => bytes.insert(at, byte),
-                    _ => bytes.truncate(bytes.len().saturating_sub(usize::from(byte) % 4)),
-                }
+    (vec(command(), 1..5), vec((any::<u16>(), any::<u8>(), 0u8..3), 0..6)).prop_map(|(commands, edits)| {
+        let mut bytes: Vec<u8> = commands.iter().flat_map(|command| encode(command)).collect();
+        for (at, byte, kind) in edits {
+            let at = at as usize % (bytes.len() + 1);
+            match kind {
+                0 if at < bytes.len() => bytes[at] = byte,
+                1 => bytes.insert(at, byte),
+                _ => bytes.truncate(bytes.len().saturating_sub(usize::from(byte) % 4)),
             }
-            bytes
-        })
+        }
+        bytes
+    })
 }
 
 proptest! {

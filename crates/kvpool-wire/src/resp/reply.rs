@@ -145,21 +145,12 @@ mod tests {
             assert_eq!(written(proto, |w| w.map(2)), map);
             assert_eq!(written(proto, |w| w.set(2)), set);
             assert_eq!(written(proto, |w| w.simple("OK")), "+OK\r\n");
-            assert_eq!(
-                written(proto, |w| w.error("ERR a\r\n+OK")),
-                "-ERR a  +OK\r\n"
-            );
-            assert_eq!(
-                written(proto, |w| w.integer(i64::MIN)),
-                format!(":{}\r\n", i64::MIN)
-            );
+            assert_eq!(written(proto, |w| w.error("ERR a\r\n+OK")), "-ERR a  +OK\r\n");
+            assert_eq!(written(proto, |w| w.integer(i64::MIN)), format!(":{}\r\n", i64::MIN));
             assert_eq!(written(proto, |w| w.integer(0)), ":0\r\n");
             assert_eq!(written(proto, |w| w.bulk(b"")), "$0\r\n\r\n");
             assert_eq!(written(proto, |w| w.bulk(b"a\r\nb")), "$4\r\na\r\nb\r\n");
-            assert_eq!(
-                written(proto, |w| w.bulk_header(536_870_912)),
-                "$536870912\r\n"
-            );
+            assert_eq!(written(proto, |w| w.bulk_header(536_870_912)), "$536870912\r\n");
             assert_eq!(written(proto, |w| w.array(0)), "*0\r\n");
         }
     }
@@ -176,17 +167,8 @@ mod tests {
             assert!(line.starts_with('-') && line.ends_with("\r\n"), "{line:?}");
             assert_eq!(line.matches('\n').count(), 1);
         }
-        assert_eq!(
-            written(Proto::V2, |w| w.sized_miss(1 << 20)),
-            "-MISS   \r\n"
-        );
-        assert_eq!(
-            written(Proto::V2, |w| w.sized_miss(32 << 20)),
-            "-MISS    \r\n"
-        );
-        assert_eq!(
-            written(Proto::V2, |w| w.sized_miss(512 << 20)),
-            "-ERR miss \r\n"
-        );
+        assert_eq!(written(Proto::V2, |w| w.sized_miss(1 << 20)), "-MISS   \r\n");
+        assert_eq!(written(Proto::V2, |w| w.sized_miss(32 << 20)), "-MISS    \r\n");
+        assert_eq!(written(Proto::V2, |w| w.sized_miss(512 << 20)), "-ERR miss \r\n");
     }
 }

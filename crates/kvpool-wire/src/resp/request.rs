@@ -95,6 +95,11 @@ impl Args {
         self.bytes.get(start..end as usize).unwrap_or(b"")
     }
 
+    /// Bytes held for the arguments, at most [`MAX_COMMAND_BYTES`].
+    pub fn kept_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// All arguments from `first` on.
     pub fn iter_from(&self, first: usize) -> impl Iterator<Item = &[u8]> {
         (first..self.len()).map(|index| self.get(index))
@@ -203,11 +208,7 @@ impl RequestParser {
         match self.state {
             State::Start => {
                 self.line_len = 0;
-                self.state = if input[0] == b'*' {
-                    State::Count
-                } else {
-                    State::Inline
-                };
+                self.state = if input[0] == b'*' { State::Count } else { State::Inline };
                 Ok(None)
             }
             State::Count => {
@@ -266,13 +267,10 @@ impl RequestParser {
             .ok_or(ProtocolError::BulkLength)?;
         self.line_len = 0;
         let index = self.args.len();
-        let is_value =
-            index == 2 && self.args.get(0).eq_ignore_ascii_case(b"SET") && !self.args.was_skipped();
+        let is_value = index == 2 && self.args.get(0).eq_ignore_ascii_case(b"SET") && !self.args.was_skipped();
         let room = MAX_COMMAND_BYTES - self.args.bytes.len();
         if !is_value && len <= MAX_KEY_BYTES.min(room) as u64 {
-            self.state = State::Arg {
-                missing: len as usize,
-            };
+            self.state = State::Arg { missing: len as usize };
             if len == 0 {
                 self.args.close_arg();
                 self.state = State::Crlf { seen: 0 };
@@ -308,11 +306,7 @@ impl RequestParser {
 
     /// `PING` and `QUIT` typed at a terminal or sent by a probe; anything else is another protocol.
     fn inline(&mut self, input: &mut &[u8]) -> Result<Option<Step>, ProtocolError> {
-        let first = if self.line_len == 0 {
-            input[0]
-        } else {
-            self.line[0]
-        };
+        let first = if self.line_len == 0 { input[0] } else { self.line[0] };
         // Binary protocols have no line ends to wait for; four bytes tell them apart.
         let text = first.is_ascii_alphabetic() || matches!(first, b'\r' | b'\n' | b' ');
         let limit = if text { MAX_LINE } else { 4 };
@@ -327,11 +321,7 @@ impl RequestParser {
         let line = &self.line[..self.line_len];
         let foreign = ProtocolError::NotRequest(Foreign::of(line));
         if !ended {
-            return if self.line_len == limit {
-                Err(foreign)
-            } else {
-                Ok(None)
-            };
+            return if self.line_len == limit { Err(foreign) } else { Ok(None) };
         }
         let word = line.trim_ascii();
         if word.is_empty() {
@@ -349,11 +339,7 @@ impl RequestParser {
     }
 
     /// Collects a line that ends in CR LF. `Ok(true)` when it is complete (without its end, in `line[..line_len]`).
-    fn take_line(
-        &mut self,
-        input: &mut &[u8],
-        error: ProtocolError,
-    ) -> Result<bool, ProtocolError> {
+    fn take_line(&mut self, input: &mut &[u8], error: ProtocolError) -> Result<bool, ProtocolError> {
         while let Some((&byte, rest)) = input.split_first() {
             *input = rest;
             let after_cr = self.line_len > 0 && self.line[self.line_len - 1] == b'\r';

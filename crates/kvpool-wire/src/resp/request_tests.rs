@@ -29,18 +29,9 @@ fn golden_requests() {
         parse_one(b"*2\r\n$3\r\nGET\r\n$5\r\nm@\r\n1\r\n"),
         [&b"GET"[..], b"m@\r\n1"]
     );
-    assert_eq!(
-        parse_one(b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n"),
-        [&b"HELLO"[..], b"3"]
-    );
-    assert_eq!(
-        parse_one(b"*2\r\n$3\r\nGET\r\n$0\r\n\r\n"),
-        [&b"GET"[..], b""]
-    );
-    assert_eq!(
-        parse_one(b"*0\r\n*-1\r\n\r\n*1\r\n$4\r\nQUIT\r\n"),
-        [b"QUIT"]
-    );
+    assert_eq!(parse_one(b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n"), [&b"HELLO"[..], b"3"]);
+    assert_eq!(parse_one(b"*2\r\n$3\r\nGET\r\n$0\r\n\r\n"), [&b"GET"[..], b""]);
+    assert_eq!(parse_one(b"*0\r\n*-1\r\n\r\n*1\r\n$4\r\nQUIT\r\n"), [b"QUIT"]);
     assert_eq!(parse_one(b"ping\r\n"), [b"ping"]);
     assert_eq!(parse_one(b"QUIT\n"), [b"QUIT"]);
 }
@@ -48,8 +39,7 @@ fn golden_requests() {
 #[test]
 fn the_value_of_set_is_left_to_the_shell_and_options_follow_it() {
     let mut parser = RequestParser::new();
-    let mut input =
-        &b"*5\r\n$3\r\nset\r\n$1\r\nk\r\n$5\r\nhello\r\n$2\r\nEX\r\n$2\r\n10\r\nrest"[..];
+    let mut input = &b"*5\r\n$3\r\nset\r\n$1\r\nk\r\n$5\r\nhello\r\n$2\r\nEX\r\n$2\r\n10\r\nrest"[..];
     assert_eq!(parser.step(&mut input), Ok(Step::Value { len: 5 }));
     assert_eq!((parser.args().get(1), parser.arg_count()), (&b"k"[..], 5));
     assert_eq!(&input[..5], b"hello");
@@ -66,12 +56,7 @@ fn a_value_of_512_mib_is_announced_and_one_byte_more_refused() {
     let mut parser = RequestParser::new();
     let text = head(MAX_VALUE_BYTES);
     let mut input = text.as_bytes();
-    assert_eq!(
-        parser.step(&mut input),
-        Ok(Step::Value {
-            len: MAX_VALUE_BYTES
-        })
-    );
+    assert_eq!(parser.step(&mut input), Ok(Step::Value { len: MAX_VALUE_BYTES }));
     assert_eq!(
         error_of(head(MAX_VALUE_BYTES + 1).as_bytes()),
         Some(ProtocolError::BulkLength)
@@ -86,12 +71,7 @@ fn a_long_argument_is_skipped_and_the_stream_stays_in_step() {
     bytes.extend_from_slice(b"\r\n$3\r\nabc\r\n*1\r\n$4\r\nPING\r\n");
     let mut parser = RequestParser::new();
     let mut input = &bytes[..];
-    assert_eq!(
-        parser.step(&mut input),
-        Ok(Step::Skip {
-            len: long.len() as u64
-        })
-    );
+    assert_eq!(parser.step(&mut input), Ok(Step::Skip { len: long.len() as u64 }));
     input = &input[long.len()..];
     // Without a key there is nowhere to stream to: the value is an argument like any other.
     assert_eq!(parser.step(&mut input), Ok(Step::Command));
@@ -139,15 +119,9 @@ fn refusals() {
         (b"*1\r\n$4\r\nPINGxx", ProtocolError::ExpectedCrlf),
         (b"*1\r\n$4\r\nPING\rx", ProtocolError::ExpectedCrlf),
         (b"FLUSHALL\r\n", ProtocolError::NotRequest(Foreign::Unknown)),
-        (
-            b"GET / HTTP/1.1\r\n",
-            ProtocolError::NotRequest(Foreign::Http),
-        ),
+        (b"GET / HTTP/1.1\r\n", ProtocolError::NotRequest(Foreign::Http)),
         (&[0x16, 3, 1, 0], ProtocolError::NotRequest(Foreign::Tls)),
-        (
-            &[0x80, 1, 2, 3],
-            ProtocolError::NotRequest(Foreign::Unknown),
-        ),
+        (&[0x80, 1, 2, 3], ProtocolError::NotRequest(Foreign::Unknown)),
         (&[2, 0, 0, 0], ProtocolError::NotRequest(Foreign::Lm)),
     ] {
         assert_eq!(error_of(bytes), Some(error), "{bytes:?}");
