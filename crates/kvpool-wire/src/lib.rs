@@ -7,7 +7,6 @@
 pub mod foreign;
 pub mod key;
 pub mod lm;
-pub mod peer;
 pub mod resp;
 
 /// The largest value any client protocol accepts, in bytes (Redis' own `proto-max-bulk-len`, 512 MiB).
