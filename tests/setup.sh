@@ -3,7 +3,7 @@
 #
 # Debian packages: redis-server, redis-tools. Python: one virtual environment with every version of tests/requirements.txt,
 # under ${XDG_CACHE_HOME:-~/.cache}/kvpool, named by a hash of that file and of the interpreter. Running it again is free;
-# two runs at once wait for each other.
+# two runs at once wait for each other. `tests/setup.sh redis` stops after the Debian packages.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -47,4 +47,4 @@ if ! flock -n 9; then
     flock -w 1800 9 || { say "the other run did not finish within 30 minutes"; exit 1; }
 fi
 install_redis
-install_python
+if [ "${1:-}" != redis ]; then install_python; fi

@@ -298,16 +298,11 @@ class Pool:
 
         def ask() -> Proc | None:
             code, text = self.cli("get", "coordinators", "-o", "json")
-            rows = items(json.loads(text)) if code == 0 else []
-            for row in rows:
-                if row.get("leader") is True or str(row.get("role", "")).lower() == "leader":
-                    return self._by_ident("coordinator", str(row.get("id", row.get("name"))))
-            return None
+            rows = json.loads(text) if code == 0 else []
+            leads = [str(row["id"]) for row in rows if row["leader"]]
+            return next((c for c in self.coordinators if c.ident in leads), None)
 
         return wait_until("a leader among the coordinators", ask, timeout)
-
-    def _by_ident(self, role: str, ident: str) -> Proc | None:
-        return next((p for p in self.of_role(role) if p.ident == ident), None)
 
     # -- what happens to them
 
@@ -342,9 +337,7 @@ class Pool:
     def cli(self, *args: str, timeout: float = 20) -> tuple[int, str]:
         """Run `kvpool ARGS` against this pool's coordinators: (exit code, output)."""
         env = dict(os.environ, KVPOOL_ENDPOINTS=",".join(c.address["endpoint"] for c in self.coordinators))
-        token = next((p.env[k] for p in self.coordinators for k in p.env if "TOKEN" in k), None)
-        if token:
-            env["KVPOOL_JOIN_TOKEN"] = token
+        env["KVPOOL_JOIN_TOKEN"] = self.coordinators[0].env["KVPOOL_JOIN_TOKEN"]
         try:
             r = subprocess.run([binary(), *args], env=env, capture_output=True, text=True, timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -354,12 +347,13 @@ class Pool:
     def get(self, kind: str) -> list[dict]:
         code, text = self.cli("get", kind, "-o", "json")
         assert code == 0, f"kvpool get {kind}: exit {code}: {text}"
-        return items(json.loads(text))
+        return json.loads(text)
 
     def status(self) -> tuple[bool, str]:
         """(is the pool healthy, what `kvpool status` says)."""
         code, text = self.cli("status")
-        return code == 0 and is_healthy(text), text
+        assert (code == 0) == text.startswith("healthy"), f"exit code {code} and words differ: {text}"
+        return code == 0, text
 
     def wait_healthy(self, timeout: float = 90) -> str:
         said = ""
@@ -443,18 +437,3 @@ class Pool:
         if os.environ.get("KVPOOL_TEST_KEEP") != "1":
             shutil.rmtree(self.dir, ignore_errors=True)
 
-
-def is_healthy(text: str) -> bool:
-    """Does the text of `kvpool status` say that nothing is degraded?"""
-    first = text.strip().splitlines()[0].lower() if text.strip() else ""
-    return "healthy" in first and "unhealthy" not in first and "not healthy" not in first and "degraded" not in first
-
-
-def items(doc) -> list[dict]:
-    """The rows of `kvpool get … -o json`: a list, or an object that holds one."""
-    if isinstance(doc, list):
-        return doc
-    for value in doc.values():
-        if isinstance(value, list):
-            return value
-    return [doc]

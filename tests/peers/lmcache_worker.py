@@ -93,7 +93,9 @@ def local_memory(size: int, native_workers: int) -> LocalCPUBackend:
     """The memory that blocks are sent from and read into, touched whole when made: one per kind, not per connection."""
     shape = SHAPES[size]
     # The native connectors want whole chunks without a metadata header.
-    extra = {"save_chunk_meta": False, "resp_num_threads": native_workers} if native_workers else {}
+    extra = {}
+    if native_workers:
+        extra = {"save_chunk_meta": False, "resp_num_threads": native_workers, "valkey_num_workers": native_workers}
     config = LMCacheEngineConfig.from_defaults(
         chunk_size=shape[2], local_cpu=False, max_local_cpu_size=LOCAL_GIB[size], remote_url="lm://unused:1",
         remote_serde="naive", save_unfull_chunk=not native_workers, extra_config=extra, lmcache_instance_id="test",
@@ -106,11 +108,11 @@ def local_memory(size: int, native_workers: int) -> LocalCPUBackend:
 
 
 class InProcess:
-    """`lm://`, `redis://`, `resp://`: the connectors of LMCache inside the engine."""
+    """`lm://`, `redis://`, `resp://`, `valkey://`: the connectors of LMCache inside the engine."""
 
     def __init__(self, scheme: str, host: str, port: int, size: int, model: str, workers: int):
         url = f"{scheme}://{host}:{port}"
-        self.cpu = local_memory(size, workers if scheme == "resp" else 0)
+        self.cpu = local_memory(size, workers if scheme in ("resp", "valkey") else 0)
         self.meta, self.model, self.size = self.cpu.metadata, model, size
         self.shape = self.meta.get_shapes()
         self.loop = asyncio.new_event_loop()
@@ -189,8 +191,9 @@ class InProcess:
             inner.client_socket.close()
         elif hasattr(inner, "pool"):
             self.run(inner.pool.disconnect(), 5)
-        else:
+        elif hasattr(inner, "client"):
             self.loop.call_soon_threadsafe(inner.client.close)
+        # valkey:// has no other way to be closed; its connections end with the process.
 
 
 class MultiProcess:

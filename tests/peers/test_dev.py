@@ -114,7 +114,7 @@ def test_state_survives_a_restart_with_the_same_data_dir(new_pool):
 
 
 def names(rows: list[dict]) -> list[str]:
-    return sorted(str(r.get("name", r.get("id"))) for r in rows)
+    return sorted(str(r.get("id", r.get("name"))) for r in rows)
 
 
 def test_it_is_ready_soon(new_pool):

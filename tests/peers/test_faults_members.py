@@ -155,7 +155,7 @@ def test_O17_without_a_quorum_data_flows_and_control_says_no_quorum(new_pool):
         pool.stop(c)
     try:
         time.sleep(300 if soak() else 10)
-        code, said = pool.cli("get", "pools", timeout=30)
+        code, said = pool.cli("get", "shards", timeout=30)
         assert code != 0 and "no_quorum" in said.replace(" ", "_").lower(), f"exit {code}: {said}"
         ok, status = pool.status()
         assert not ok, status

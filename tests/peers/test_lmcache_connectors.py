@@ -1,4 +1,5 @@
-"""LMCache 0.5.6 itself against the pool: its `lm://`, `redis://`, `resp://` connectors and the MP L2 adapter `resp`.
+"""LMCache 0.5.6 itself against the pool: its `lm://`, `redis://`, `resp://`, `valkey://` connectors and the
+MP L2 adapter `resp`.
 
 Writer and reader are separate processes. Blocks go in through the proxy and come out of a shard, and the other way round;
 every byte is compared.
@@ -11,7 +12,7 @@ from harness import wait_until
 from lmcache_client import MIB, ClientError
 from wire import Lm, Resp, block, lm_request, PUT
 
-SCHEMES = ["lm", "redis", "resp", "mp"]
+SCHEMES = ["lm", "redis", "resp", "valkey", "mp"]
 NATIVE = ["resp", "mp"]
 COUNT = {1 * MIB: 8, 4 * MIB: 6, 32 * MIB: 2}
 
@@ -55,7 +56,7 @@ def test_stored_blocks_are_loaded_by_another_process(pool, clients, unique, sche
 
 
 @pytest.mark.parametrize("via", ["proxy", "shard1"])
-@pytest.mark.parametrize("scheme", ["lm", "redis"])
+@pytest.mark.parametrize("scheme", ["lm", "redis", "valkey"])
 def test_a_miss_is_a_miss_and_the_connection_goes_on(pool, clients, unique, scheme, via):
     there, absent = unique(3), unique(3)
     c = open_at(clients("writer"), pool, via, scheme)

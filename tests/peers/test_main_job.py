@@ -135,14 +135,13 @@ def acknowledged(pool: Pool) -> dict:
     """Members, pools and slot map, as the API tells them to anyone."""
     slots = {}
     for row in pool.get("slots"):
-        shards = [str(c.get("shard", c.get("id"))) for c in row["copies"]]
-        for slot in range(int(row["first"]), int(row["last"]) + 1):
-            slots[slot] = (int(row["epoch"]), shards)
+        for slot in range(row["first"], row["last"] + 1):
+            slots[slot] = (row["epoch"], [c["shard"] for c in row["copies"]])
     return {
-        "coordinators": sorted(str(r["id"]) for r in pool.get("coordinators")),
-        "nodes": sorted(str(r["name"] if "name" in r else r["id"]) for r in pool.get("nodes")),
-        "shards": sorted(str(r["name"] if "name" in r else r["id"]) for r in pool.get("shards")),
-        "pools": sorted((str(r["name"]), int(r["factor"])) for r in pool.get("pools")),
+        "coordinators": sorted(r["id"] for r in pool.get("coordinators")),
+        "nodes": sorted(r["id"] for r in pool.get("nodes")),
+        "shards": sorted((r["id"], r["node"], r["pool"]) for r in pool.get("shards")),
+        "pools": sorted((r["name"], r["factor"]) for r in pool.get("pools")),
         "slots": slots,
     }
 
