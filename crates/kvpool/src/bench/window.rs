@@ -1,0 +1,215 @@
+//! One timed window: some connections of one server run one kind of operation on their own keys.
+//!
+//! Time and client CPU are taken around each operation, so that checking and stamping values between them costs every
+//! server the same and counts for none.
+
+use std::fmt;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+
+use super::client::{Conn, Key};
+use super::cpu;
+use super::pattern::{Lane, stamp_of};
+use super::target::Target;
+
+/// What a window does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Op {
+    Put,
+    Get,
+    Exists,
+    /// Three reads to one write.
+    Mixed,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::Exists => "exists",
+            Self::Mixed => "mixed",
+        };
+        f.pad(name)
+    }
+}
+
+/// One cell of the result table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cell {
+    pub op: Op,
+    /// Bytes of a value.
+    pub size: u64,
+    pub conns: usize,
+}
+
+/// The keys of one server and size, with the version each was last written in.
+pub struct KeySet {
+    pub keys: Vec<Key>,
+    versions: Vec<AtomicU64>,
+}
+
+impl KeySet {
+    pub fn new(keys: Vec<Key>) -> Self {
+        let versions = keys.iter().map(|_| AtomicU64::new(0)).collect();
+        Self { keys, versions }
+    }
+}
+
+/// What a window measured.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    pub bytes: u64,
+    pub ops: u64,
+    /// Units per second: bytes, or operations for `exists`. The sum over the connections.
+    pub rate: f64,
+    pub client_cpu_ns: u64,
+    /// Unknown without the server's pids.
+    pub server_cpu_ns: Option<u64>,
+    /// Latency of each operation, in nanoseconds.
+    pub latencies: Vec<u64>,
+    /// Reads of keys that the server had dropped.
+    pub misses: u64,
+}
+
+impl Sample {
+    /// Bytes, or operations for `exists`.
+    pub fn units(&self) -> f64 {
+        match self.bytes {
+            0 => self.ops as f64,
+            bytes => bytes as f64,
+        }
+    }
+}
+
+/// Writes every key once and compares every byte: after it, all windows start alike.
+pub fn populate(target: &mut Target, set: &KeySet, size: u64, lane: &mut Lane) -> Result<()> {
+    target.connect(1)?;
+    let conn = &mut target.conns[0];
+    for index in 0..set.keys.len() {
+        put_one(conn, set, index, size, lane)?;
+    }
+    verify(target, set, size, lane).map(|_| ())
+}
+
+/// Reads every key once and compares every byte; returns how many were gone (and are written again).
+pub fn verify(target: &mut Target, set: &KeySet, size: u64, lane: &mut Lane) -> Result<u64> {
+    let conn = &mut target.conns[0];
+    let mut misses = 0;
+    for (index, key) in set.keys.iter().enumerate() {
+        if conn.get(key, &mut lane.target[..size as usize])? {
+            let version = set.versions[index].load(Ordering::Relaxed);
+            let good = lane.all_match(stamp_of(key.number, size, version), size as usize);
+            ensure!(good, "{}: wrong bytes under {:?}", target.name, key.name);
+        } else {
+            misses += 1;
+            put_one(conn, set, index, size, lane)?;
+        }
+    }
+    Ok(misses)
+}
+
+/// Runs one window of `ops` operations.
+pub fn run(target: &mut Target, set: &KeySet, cell: Cell, ops: u64, lanes: &mut [Lane]) -> Result<Sample> {
+    target.connect(cell.conns)?;
+    let before = target.cpu();
+    let barrier = Barrier::new(cell.conns);
+    let parts: Vec<Result<Part>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (target.conns.iter_mut().zip(lanes).take(cell.conns).enumerate())
+            .map(|(turn, (conn, lane))| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    one_thread(conn, set, cell, ops / cell.conns as u64, turn, lane)
+                })
+            })
+            .collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Part>>| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(anyhow!("a client thread panicked")))
+        };
+        threads.into_iter().map(join).collect()
+    });
+    // The last reply is out before the server's thread has gone to sleep and is accounted for.
+    std::thread::sleep(Duration::from_millis(2));
+    let server_cpu_ns = before.and_then(|before| Some(target.cpu()?.since(&before)));
+    let mut sample = Sample {
+        server_cpu_ns,
+        ..Sample::default()
+    };
+    for part in parts {
+        let part = part.map_err(|e| e.context(format!("{} failed in a window of {}", target.name, cell.op)))?;
+        let busy: u64 = part.latencies.iter().sum();
+        let units = if cell.op == Op::Exists {
+            part.latencies.len() as u64
+        } else {
+            part.bytes
+        };
+        sample.rate += units as f64 * 1e9 / busy.max(1) as f64;
+        sample.bytes += part.bytes;
+        sample.ops += part.latencies.len() as u64;
+        sample.client_cpu_ns += part.cpu_ns;
+        sample.misses += part.misses;
+        sample.latencies.extend(part.latencies);
+    }
+    Ok(sample)
+}
+
+#[derive(Default)]
+struct Part {
+    bytes: u64,
+    cpu_ns: u64,
+    latencies: Vec<u64>,
+    misses: u64,
+}
+
+/// The share of one connection: its keys are those whose index has its turn as remainder.
+fn one_thread(conn: &mut Conn, set: &KeySet, cell: Cell, ops: u64, turn: usize, lane: &mut Lane) -> Result<Part> {
+    let mut part = Part::default();
+    let mine: Vec<usize> = (turn..set.keys.len()).step_by(cell.conns).collect();
+    let len = cell.size as usize;
+    for n in 0..ops.max(1) as usize {
+        let index = mine[n % mine.len()];
+        let key = &set.keys[index];
+        let write = cell.op == Op::Put || (cell.op == Op::Mixed && n % 4 == 0);
+        if write {
+            let version = set.versions[index].fetch_add(1, Ordering::Relaxed) + 1;
+            lane.stamp(stamp_of(key.number, cell.size, version), len);
+        }
+        let (wall, cpu) = (Instant::now(), cpu::of_this_thread());
+        let there = match (cell.op, write) {
+            (Op::Exists, _) => conn.exists(key)?,
+            (_, true) => conn.put(key, &lane.source[..len]).map(|()| true)?,
+            (_, false) => conn.get(key, &mut lane.target[..len])?,
+        };
+        part.cpu_ns += cpu::of_this_thread() - cpu;
+        part.latencies.push(wall.elapsed().as_nanos() as u64);
+        if !there {
+            part.misses += 1;
+            if cell.op != Op::Exists {
+                put_one(conn, set, index, cell.size, lane)?;
+            }
+            continue;
+        }
+        if cell.op == Op::Exists {
+            continue;
+        }
+        part.bytes += cell.size;
+        if !write {
+            let version = set.versions[index].load(Ordering::Relaxed);
+            let good = lane.stamps_match(stamp_of(key.number, cell.size, version), len);
+            ensure!(good, "wrong bytes under {:?}", key.name);
+        }
+    }
+    Ok(part)
+}
+
+fn put_one(conn: &mut Conn, set: &KeySet, index: usize, size: u64, lane: &mut Lane) -> Result<()> {
+    let version = set.versions[index].fetch_add(1, Ordering::Relaxed) + 1;
+    lane.stamp(stamp_of(set.keys[index].number, size, version), size as usize);
+    conn.put(&set.keys[index], &lane.source[..size as usize])
+}
