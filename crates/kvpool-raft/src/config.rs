@@ -147,14 +147,24 @@ impl Config {
         if id == 0 || id > MAX_CLUSTER_ID_BYTES {
             return Err(ConfigError::ClusterId(id));
         }
-        let (heartbeat, min, max) = (self.timing.heartbeat(), self.timing.election_min(), self.timing.election_max());
+        let (heartbeat, min, max) = (
+            self.timing.heartbeat(),
+            self.timing.election_min(),
+            self.timing.election_max(),
+        );
         if min < heartbeat * 5 / 2 {
-            return Err(ConfigError::ElectionTooShort { election_min: min, heartbeat });
+            return Err(ConfigError::ElectionTooShort {
+                election_min: min,
+                heartbeat,
+            });
         }
         // Everything in flight may wait to be applied: ten times that is what must not be purged under it.
         let least = 10 * self.max_in_flight as u64;
         if self.keep_applied < least {
-            return Err(ConfigError::KeepTooSmall { keep: self.keep_applied, least });
+            return Err(ConfigError::KeepTooSmall {
+                keep: self.keep_applied,
+                least,
+            });
         }
         self.log.check().map_err(ConfigError::Log)?;
         let max_ms = max.as_millis() as u64;

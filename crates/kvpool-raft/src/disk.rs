@@ -72,13 +72,18 @@ where
             let _ = tx.send(work());
         }),
     );
-    rx.await.unwrap_or_else(|_| Err(io::Error::other("the disk worker died")))
+    rx.await
+        .unwrap_or_else(|_| Err(io::Error::other("the disk worker died")))
 }
 
 /// Reads exactly `buf.len()` bytes or fails with `UnexpectedEof`.
 pub(crate) fn read_exact_at<F: DiskFile + ?Sized>(file: &F, buf: &mut [u8], offset: u64) -> io::Result<()> {
     let got = file.read_at(buf, offset)?;
-    if got == buf.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    if got == buf.len() {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    }
 }
 
 /// A real directory, locked for one process at a time.
@@ -104,13 +109,19 @@ impl FileDisk {
     pub fn open(dir: impl AsRef<Path>) -> io::Result<Self> {
         let dir = dir.as_ref().to_path_buf();
         std::fs::create_dir_all(&dir)?;
-        let lock =
-            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(dir.join(LOCK_FILE))?;
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(dir.join(LOCK_FILE))?;
         lock.try_lock().map_err(|e| {
             let e = io::Error::from(e);
             io::Error::new(e.kind(), format!("failed to lock {}: it is in use", dir.display()))
         })?;
-        Ok(FileDisk { inner: Arc::new(Inner { dir, _lock: lock }) })
+        Ok(FileDisk {
+            inner: Arc::new(Inner { dir, _lock: lock }),
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -122,7 +133,13 @@ impl Disk for FileDisk {
     type File = File;
 
     fn create(&self, name: &str) -> io::Result<File> {
-        OpenOptions::new().create(true).truncate(true).read(true).write(true).mode(0o600).open(self.path(name))
+        OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .open(self.path(name))
     }
 
     fn open(&self, name: &str) -> io::Result<File> {

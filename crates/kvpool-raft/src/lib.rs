@@ -3,16 +3,24 @@
 //! This is the only crate that names openraft; it knows nothing of caches. It is generic over the runtime, the
 //! disk and the transport, so that the simulator in `chaos/` runs this very code. See `OVERVIEW.md`.
 
+mod apply;
+mod codec;
 mod config;
 mod disk;
 mod error;
 mod log;
 mod machine;
 mod marker;
+pub mod metric_definitions;
+mod network;
 mod node;
+mod observe;
+mod serve;
+mod snapshot;
 mod status;
 mod transport;
 mod types;
+mod wire;
 
 pub use config::{
     Config, ConfigError, MAX_CLUSTER_ID_BYTES, MAX_COMMAND_BYTES, MAX_IN_FLIGHT, MAX_MESSAGE_BYTES, MemberId, Timing,
@@ -29,5 +37,8 @@ pub use status::{Follower, Leader, Role, Status};
 pub use transport::{Lane, Peer, Transport, TransportError};
 
 /// The production runtime. Members must be started, and their futures polled, inside a tokio runtime.
-#[allow(deprecated, reason = "the re-export is the library's own; its crate would be one more pinned alpha")]
+#[allow(
+    deprecated,
+    reason = "the re-export is the library's own; its crate would be one more pinned alpha"
+)]
 pub type Tokio = openraft::impls::TokioRuntime;

@@ -48,9 +48,11 @@ impl Marker {
     pub(crate) fn write<D: Disk>(&self, disk: &D) -> Result<(), LogError> {
         let text = self.render();
         let file = disk.create(MARKER_TMP).map_err(LogError::io("create the marker"))?;
-        file.write_at(text.as_bytes(), 0).map_err(LogError::io("write the marker"))?;
+        file.write_at(text.as_bytes(), 0)
+            .map_err(LogError::io("write the marker"))?;
         file.sync().map_err(LogError::io("sync the marker"))?;
-        disk.rename(MARKER_TMP, MARKER_FILE).map_err(LogError::io("rename the marker"))?;
+        disk.rename(MARKER_TMP, MARKER_FILE)
+            .map_err(LogError::io("rename the marker"))?;
         disk.sync_dir().map_err(LogError::io("sync the data directory"))
     }
 
@@ -85,9 +87,16 @@ fn parse(bytes: &[u8]) -> Option<Marker> {
     // The cluster id may hold any character, so the member's line is found from the end.
     let at = rest.rfind("\nmember ")?;
     let member_id = rest[at..].strip_prefix("\nmember ")?.strip_suffix('\n')?.parse().ok()?;
-    Some(Marker { cluster_id: rest[..at].to_string(), member_id })
+    Some(Marker {
+        cluster_id: rest[..at].to_string(),
+        member_id,
+    })
 }
 
 fn corrupt(what: &str) -> Damage {
-    Damage::Corrupt { file: MARKER_FILE.to_string(), offset: 0, what: what.to_string() }
+    Damage::Corrupt {
+        file: MARKER_FILE.to_string(),
+        offset: 0,
+        what: what.to_string(),
+    }
 }
