@@ -5,7 +5,14 @@
 mod body;
 mod clock;
 pub mod front;
+mod identity;
+mod metric_definitions;
 pub mod ops;
+mod peer;
 mod router;
+mod routing;
 mod sink;
+mod staging;
 mod usual;
+
+pub use metric_definitions::describe;

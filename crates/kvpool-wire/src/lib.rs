@@ -7,10 +7,11 @@
 pub mod foreign;
 pub mod key;
 pub mod lm;
+pub mod peer;
 pub mod resp;
 
 /// The largest value any client protocol accepts, in bytes (Redis' own `proto-max-bulk-len`, 512 MiB).
 pub const MAX_VALUE_BYTES: u64 = 512 * 1024 * 1024;
 
 /// The longest key the pool stores, in bytes. LMCache's keys are 60-400 bytes; a longer key is answered as absent.
-pub const MAX_KEY_BYTES: usize = 4096;
+pub const MAX_KEY_BYTES: usize = 8 * 1024;

@@ -1,38 +1,93 @@
-//! Routing: which copy answers, within which time.
+//! Routing: which copy answers, within which time. One piece of code with a store (shard) and without (proxy).
+//!
+//! - `lookup`: GET and EXISTS; the primary, then with a head start of 150 ms for it the other copies.
+//! - `write`: PUT; local with replication, or forwarded.
+//! - `small`: DEL, TTL, EXPIRE.
+//! - `upkeep`: adopting maps, fetching newer ones, closing gaps, leases at other copies.
+
+mod lookup;
+mod small;
+mod upkeep;
+mod write;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
-use kvpool_store::{BlockRef, Existence, Lookup, Miss, Store};
+use kvpool_state::slot_of;
+use kvpool_store::{BlockRef, Store};
 use kvpool_wire::lm::LmMeta;
+use kvpool_wire::peer::Known;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::clock::{Clock, WriteIds, to_ms};
-use crate::ops::{
-    BlockInfo, BlockMeta, Body, ExistsAnswer, Front, GetAnswer, LEASE, MissReason, Op, Path, PutSink, PutSpec, Ttl,
-};
-use crate::sink::outcome_of;
+use crate::clock::{Clock, WriteIds};
+use crate::identity::Identity;
+use crate::ops::{BlockInfo, BlockMeta, Front, Op, Usual};
+use crate::routing::{HeldCopy, Holder, Routing};
+use crate::staging::Staging;
 use crate::usual::Lengths;
+use kvpool_wire::peer as wire;
+
+pub(crate) use lookup::reason_of;
+pub(crate) use upkeep::Upkeep;
+pub(crate) use write::{condition_from, condition_to};
+
+/// Peers waiting to be asked for their newer map.
+const BEHIND_QUEUE: usize = 4;
+/// Leases waiting to be taken at other copies.
+const LEASE_QUEUE: usize = 1024;
 
 /// Routes operations to the copies of their slots. The same with and without a store.
 pub struct Router {
+    identity: Arc<Identity>,
+    pool: String,
     store: Option<Store>,
     clock: Clock,
     ids: WriteIds,
     lengths: Lengths,
+    staging: Arc<Staging>,
+    routing: ArcSwap<Routing>,
+    /// Serializes the adoption of maps.
+    adopting: Mutex<()>,
+    /// False: this shard answers misses, and peers are told to go elsewhere.
+    serving: AtomicBool,
+    leases: mpsc::Sender<Bytes>,
+    /// Cluster generation and epoch of the map in force.
+    changes: watch::Sender<(u64, u64)>,
 }
 
 impl Router {
-    /// A router over one store that holds every slot, with no peers and no coordinator.
-    #[must_use]
-    pub fn standalone(store: Store) -> Arc<Self> {
-        Arc::new(Router {
-            store: Some(store),
+    /// A router without a map: everything is a miss until [`Self::adopt`]. The second part does the work behind it.
+    pub(crate) fn new(id: String, pool: String, join_token: String, store: Option<Store>) -> (Arc<Self>, Upkeep) {
+        let (behind, wanted) = mpsc::channel(BEHIND_QUEUE);
+        let (leases, leased) = mpsc::channel(LEASE_QUEUE);
+        let router = Arc::new(Router {
+            identity: Identity::new(id, join_token, behind),
+            pool,
+            store,
             clock: Clock::new(),
             ids: WriteIds::default(),
             lengths: Lengths::default(),
-        })
+            staging: Staging::new(),
+            routing: ArcSwap::from_pointee(Routing::empty()),
+            adopting: Mutex::new(()),
+            serving: AtomicBool::new(true),
+            leases,
+            changes: watch::Sender::new((0, 0)),
+        });
+        let upkeep = Upkeep::new(Arc::clone(&router), wanted, leased);
+        (router, upkeep)
+    }
+
+    /// A router over one store that holds every slot, with no peers and no coordinator.
+    #[must_use]
+    pub fn standalone(store: Store) -> Arc<Self> {
+        let (router, _) = Router::new("alone".into(), String::new(), String::new(), Some(store));
+        router.routing.store(Arc::new(Routing::alone()));
+        router
     }
 
     pub(crate) fn now_ms(&self) -> u64 {
@@ -43,89 +98,69 @@ impl Router {
         &self.lengths
     }
 
+    pub(crate) fn staging(&self) -> &Arc<Staging> {
+        &self.staging
+    }
+
+    pub(crate) fn identity(&self) -> &Arc<Identity> {
+        &self.identity
+    }
+
+    pub(crate) fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
+    }
+
+    pub(crate) fn ids(&self) -> &WriteIds {
+        &self.ids
+    }
+
+    pub(crate) fn routing(&self) -> Guard<Arc<Routing>> {
+        self.routing.load()
+    }
+
+    pub(crate) fn known(&self) -> Known {
+        self.routing().known()
+    }
+
+    /// Whether this process may answer from its store.
+    pub(crate) fn is_serving(&self) -> bool {
+        self.serving.load(Ordering::Relaxed)
+    }
+
+    /// Switches answers from the store on or off (registered and in contact, or not).
+    pub(crate) fn set_serving(&self, serving: bool) {
+        self.serving.store(serving, Ordering::Relaxed);
+    }
+
     /// Begins an operation.
     #[must_use]
     pub fn op(&self, front: Front) -> Op {
-        Op { request_id: rand::random(), started: Instant::now(), generation: 0, front }
-    }
-
-    /// Reads a block. The first byte comes within the deadline, or it is a miss.
-    pub async fn get(&self, _op: &Op, key: &Bytes) -> GetAnswer {
-        let now = self.now_ms();
-        let usual = self.lengths.usual(key, now);
-        let Some(store) = &self.store else {
-            return GetAnswer::Miss { reason: MissReason::OwnerDown, usual };
-        };
-        match store.get(key, now) {
-            Lookup::Hit(block) => {
-                let info = info_of(&block);
-                GetAnswer::Hit { info, usual, body: Body::local(block), path: Path::Local }
-            }
-            Lookup::Miss(miss) => GetAnswer::Miss { reason: reason_of(miss), usual },
+        Op {
+            request_id: rand::random(),
+            started: Instant::now(),
+            generation: self.routing().map.generation,
+            front,
         }
     }
 
-    /// Looks a block up and takes the read lease.
-    pub async fn exists(&self, _op: &Op, key: &Bytes) -> ExistsAnswer {
-        let now = self.now_ms();
-        let usual = self.lengths.usual(key, now);
-        let miss = |reason| ExistsAnswer { hit: None, usual, reason: Some(reason) };
-        let Some(store) = &self.store else {
-            return miss(MissReason::OwnerDown);
-        };
-        let block = store.peek(key, now);
-        match (store.exists(key, now, Some(to_ms(LEASE))), block) {
-            (Existence::Present { .. }, Some(block)) => {
-                ExistsAnswer { hit: Some(info_of(&block)), usual, reason: None }
-            }
-            (Existence::Miss(why), _) => miss(reason_of(why)),
-            (Existence::Present { .. }, None) => miss(MissReason::Absent),
+    /// A block of the local store, not counted as use.
+    pub(crate) fn peek(&self, key: &[u8]) -> Option<BlockRef> {
+        self.store.as_ref()?.peek(key, self.now_ms())
+    }
+
+    /// What is known of a block in the local store.
+    pub(crate) fn info_of(&self, block: &BlockRef) -> BlockInfo {
+        let routing = self.routing();
+        let others = routing
+            .list(slot_of(block.key()))
+            .iter()
+            .filter(|copy| confirms(copy, block.key()));
+        BlockInfo {
+            len: block.len(),
+            write_id: block.write_id(),
+            meta: meta_of(block.meta()),
+            copies: u8::try_from(1 + others.count()).unwrap_or(u8::MAX),
         }
-    }
-
-    /// Opens a write. A refused one is a sink that discards.
-    pub async fn put(self: &Arc<Self>, _op: &Op, key: &Bytes, spec: PutSpec) -> PutSink {
-        let now = self.now_ms();
-        let meta = spec.meta.map(LmMeta::to_bytes);
-        let wanted = kvpool_store::PutSpec {
-            len: spec.len,
-            meta: meta.as_ref().map_or(&[], |meta| &meta[..]),
-            write_id: self.ids.next(),
-            expires_at_ms: spec.ttl.map(|ttl| now.saturating_add(to_ms(ttl))),
-            condition: spec.condition,
-            only_if_newer: true,
-        };
-        let router = Arc::clone(self);
-        let Some(store) = &self.store else {
-            let outcome = crate::ops::PutOutcome::Dropped(crate::ops::DropReason::OwnerDown);
-            return PutSink::discard(router, key.clone(), spec, outcome);
-        };
-        match store.reserve(key, wanted, now) {
-            Ok(writer) => PutSink::local(router, key.clone(), spec, writer),
-            Err(refused) => PutSink::discard(router, key.clone(), spec, outcome_of(refused)),
-        }
-    }
-
-    /// Removes a block; true if it was there.
-    pub async fn del(&self, _op: &Op, key: &Bytes) -> bool {
-        let now = self.now_ms();
-        self.store.as_ref().is_some_and(|store| store.remove(key, Some(self.ids.next()), now))
-    }
-
-    /// Time left of a block.
-    pub async fn ttl(&self, _op: &Op, key: &Bytes) -> Ttl {
-        match self.store.as_ref().and_then(|store| store.ttl(key, self.now_ms())) {
-            None => Ttl::NoKey,
-            Some(None) => Ttl::NoExpiry,
-            Some(Some(ms)) => Ttl::Remaining(Duration::from_millis(ms)),
-        }
-    }
-
-    /// Sets the time to live of a block; false if it is not there.
-    pub async fn expire(&self, _op: &Op, key: &Bytes, ttl: Duration) -> bool {
-        let now = self.now_ms();
-        let at = now.saturating_add(to_ms(ttl));
-        self.store.as_ref().is_some_and(|store| store.expire(key, Some(at), now))
     }
 
     /// Blocks in the local store.
@@ -135,17 +170,32 @@ impl Router {
     }
 }
 
-fn meta_of(bytes: &[u8]) -> BlockMeta {
+/// Another in-sync copy without a gap at the key holds the block, as far as anybody knows.
+fn confirms(copy: &HeldCopy, key: &[u8]) -> bool {
+    match &copy.holder {
+        Holder::Peer(peer) => copy.in_sync && peer.gaps.is_confirmed(key),
+        Holder::Me => false,
+    }
+}
+
+pub(crate) fn meta_of(bytes: &[u8]) -> BlockMeta {
     bytes.first_chunk().map(LmMeta::from_bytes)
 }
 
-fn info_of(block: &BlockRef) -> BlockInfo {
-    BlockInfo { len: block.len(), write_id: block.write_id(), meta: meta_of(block.meta()), copies: 1 }
+/// A peer's word for a usual length, in the store's terms.
+pub(crate) fn usual_from(usual: wire::Usual) -> Usual {
+    match usual {
+        wire::Usual::Unknown => Usual::Unknown,
+        wire::Usual::Size(len) => Usual::Size(len),
+        wire::Usual::Mixed => Usual::Mixed,
+    }
 }
 
-fn reason_of(miss: Miss) -> MissReason {
-    match miss {
-        Miss::Absent | Miss::Expired => MissReason::Absent,
-        Miss::Evicted => MissReason::Evicted,
+/// And the other way round.
+pub(crate) fn usual_to(usual: Usual) -> wire::Usual {
+    match usual {
+        Usual::Unknown => wire::Usual::Unknown,
+        Usual::Size(len) => wire::Usual::Size(len),
+        Usual::Mixed => wire::Usual::Mixed,
     }
 }

@@ -1,0 +1,115 @@
+//! Circuit breaker of one peer: who missed a deadline is not asked for a while.
+//!
+//! - *closed*: ask it.
+//! - *suspect* (missed the first-byte deadline, may still answer): others are asked first; it is asked when there is no
+//!   other. An answer, even a late one, closes the breaker. On a machine without spare cycles everybody is suspect at
+//!   times, and skipping all copies would turn slowness into misses.
+//! - *open* (no answer within the whole deadline, or the connection broke): not asked at all for [`SKIP`]; then *one*
+//!   probe in the background decides, so that no client pays for finding out.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// How long a peer that failed is skipped.
+pub(crate) const SKIP: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Closed,
+    Suspect,
+    Open,
+}
+
+impl State {
+    /// The value of the gauge.
+    pub(crate) fn number(self) -> f64 {
+        match self {
+            State::Closed => 0.0,
+            State::Suspect => 1.0,
+            State::Open => 2.0,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    suspect_until: Option<Instant>,
+    open: bool,
+    probing: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Breaker {
+    inner: Mutex<Inner>,
+}
+
+impl Breaker {
+    pub(crate) fn state(&self) -> State {
+        let inner = self.inner.lock();
+        match inner.suspect_until {
+            _ if inner.open => State::Open,
+            Some(until) if until > Instant::now() => State::Suspect,
+            _ => State::Closed,
+        }
+    }
+
+    /// It was late; it may still answer.
+    pub(crate) fn late(&self) {
+        self.inner.lock().suspect_until = Some(Instant::now() + SKIP);
+    }
+
+    /// It did not answer, or the connection broke. True when the caller must start the probe.
+    pub(crate) fn failed(&self) -> bool {
+        let mut inner = self.inner.lock();
+        inner.open = true;
+        !std::mem::replace(&mut inner.probing, true)
+    }
+
+    /// It answered.
+    pub(crate) fn answered(&self) {
+        let mut inner = self.inner.lock();
+        inner.open = false;
+        inner.suspect_until = None;
+    }
+
+    /// The probe was answered. False when the peer failed again meanwhile and the probe must go on.
+    pub(crate) fn probe_done(&self) -> bool {
+        let mut inner = self.inner.lock();
+        inner.probing = inner.open;
+        !inner.open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn late_is_suspect_for_a_while_and_an_answer_closes() {
+        let breaker = Breaker::default();
+        assert_eq!(breaker.state(), State::Closed);
+        breaker.late();
+        assert_eq!(breaker.state(), State::Suspect);
+        breaker.answered();
+        assert_eq!(breaker.state(), State::Closed);
+        breaker.late();
+        tokio::time::advance(SKIP + Duration::from_millis(1)).await;
+        assert_eq!(breaker.state(), State::Closed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn open_stays_open_until_an_answer_and_has_one_probe() {
+        let breaker = Breaker::default();
+        assert!(breaker.failed());
+        assert!(!breaker.failed());
+        tokio::time::advance(10 * SKIP).await;
+        assert_eq!(breaker.state(), State::Open);
+        assert!(!breaker.probe_done());
+        breaker.answered();
+        assert!(breaker.probe_done());
+        assert_eq!(breaker.state(), State::Closed);
+        assert!(breaker.failed());
+    }
+}
