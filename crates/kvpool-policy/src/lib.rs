@@ -1,1 +1,4 @@
-//! (in the making)
+//! Pure decisions of kvpool: time and everything observed are arguments. No I/O, no clock, no randomness, no HashMap, no
+//! floats; nothing here panics on any input. Actors of the coordinator are shells around these functions.
+
+pub mod placement;
