@@ -38,6 +38,9 @@ install_python() {
         "$venv/bin/python" -c 'import torch, lmcache.lmcache_redis, redis, pytest' >&2
         touch "$venv/.complete"
     fi
+    # Environments of other versions of the list are kept while somebody uses them.
+    touch "$venv"
+    find "$cache" -maxdepth 1 -name 'peers-*' -mtime +30 -exec rm -rf {} +
     printf '%s\n' "$venv/bin/python"
 }
 

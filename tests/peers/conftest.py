@@ -77,7 +77,7 @@ class Foreign:
 
     def __init__(self, resp, lm):
         self.proxy = SimpleNamespace(name="proxy", pid=None, address={"resp": resp, "lm": lm})
-        self.shards, self.coordinators = [self.proxy], []
+        self.shards, self.coordinators = [self.proxy] * 3, []
 
     def total(self, *_, **__):
         pytest.skip("a foreign server has no such counters")
