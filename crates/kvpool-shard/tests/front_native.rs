@@ -120,7 +120,7 @@ async fn the_error_line_has_exactly_the_headers_length() {
     client.expect_bytes(b"-MISS   \r\n", b"miss").await;
     native_set(&mut client, &key("long", 1), 32 * MIB).await;
     client.command(&[b"GET", key("long", 2).as_bytes()]).await;
-    client.expect_bytes(b"-MISS    \r\n", b"miss").await;
+    client.expect_bytes(b"-ERR miss\r\n", b"miss").await;
     server.stop().await;
 }
 

@@ -269,7 +269,7 @@ async fn o25_a_command_that_is_not_served_is_answered_whatever_it_carries() {
 async fn a_key_too_long_to_store_is_absent_and_its_set_is_dropped() {
     let server = Server::start().await;
     let mut client = server.resp().await;
-    let key = vec![b'k'; 5000];
+    let key = vec![b'k'; 9000];
     client.expect_args(&[b"SET", &key, b"value"], b"+OK\r\n").await;
     client.expect_args(&[b"SET", &key, &vec![0; 300_000]], b"+OK\r\n").await;
     client.expect_args(&[b"GET", &key], b"$-1\r\n").await;

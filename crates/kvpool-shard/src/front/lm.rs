@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use kvpool_wire::foreign::Foreign;
 use kvpool_wire::lm::{LmCommand, LmError, LmMeta, LmReply, LmRequest, REPLY_BYTES, REQUEST_BYTES};
+use tracing::Instrument;
 
 use super::conn::{Conn, End};
 use super::resp::write_runs;
@@ -97,15 +98,21 @@ impl Client {
 
     async fn put(&mut self, request: &LmRequest<'_>) -> Result<(), End> {
         let op = self.port.router.op(Front::Lm);
+        let span = self.port.span(&op, "PUT");
         let spec = PutSpec {
             len: u64::from(request.length),
             meta: Some(request.meta),
             ttl: None,
             condition: Condition::Always,
         };
-        let sink = self.port.router.put(&op, &to_key(request.key), spec).await;
-        let outcome = match self.conn.receive(sink).await? {
-            Some(sink) => sink.finish().await,
+        let sink = self
+            .port
+            .router
+            .put(&op, &to_key(request.key), spec)
+            .instrument(span.clone())
+            .await;
+        let outcome = match self.conn.receive(sink).instrument(span.clone()).await? {
+            Some(sink) => sink.finish().instrument(span).await,
             None => {
                 self.port.metrics.stalled_uploads.increment(1);
                 PutOutcome::Dropped(DropReason::Stalled)
@@ -118,7 +125,12 @@ impl Client {
 
     async fn get(&mut self, request: &LmRequest<'_>) -> Result<(), End> {
         let op = self.port.router.op(Front::Lm);
-        let answer = self.port.router.get(&op, &to_key(request.key)).await;
+        let answer = self
+            .port
+            .router
+            .get(&op, &to_key(request.key))
+            .instrument(self.port.span(&op, "GET"))
+            .await;
         self.port.log_slow(&op, "lm GET");
         let reason = match answer {
             GetAnswer::Hit { info, body, path, .. } => {
@@ -166,7 +178,12 @@ impl Client {
 
     async fn exist(&mut self, request: &LmRequest<'_>) -> Result<(), End> {
         let op = self.port.router.op(Front::Lm);
-        let answer = self.port.router.exists(&op, &to_key(request.key)).await;
+        let answer = self
+            .port
+            .router
+            .exists(&op, &to_key(request.key))
+            .instrument(self.port.span(&op, "EXIST"))
+            .await;
         self.port.log_slow(&op, "lm EXIST");
         let usable = answer.hit.is_some_and(|info| info.meta.is_some());
         let miss = (!usable).then(|| answer.reason.unwrap_or(MissReason::Absent));

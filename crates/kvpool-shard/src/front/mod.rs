@@ -31,7 +31,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{Span, debug, debug_span, warn};
 
 use crate::ops::{Op, Router};
 use conn::{Conn, End, Shared};
@@ -47,6 +47,8 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// One line about odd clients in this time, per port.
 const LOG_EVERY: Duration = Duration::from_secs(10);
+/// One line of the slow log in this time, per port: a frozen shard costs about one deadline a second.
+const SLOW_LOG_EVERY: Duration = Duration::from_secs(1);
 /// An operation slower than this (half of `op_deadline`) is logged with its request id.
 const SLOW_OP: Duration = Duration::from_millis(250);
 
@@ -102,8 +104,8 @@ impl Port {
         Port {
             router,
             metrics: FrontMetrics::new(name),
-            odd_clients: LogGate::new(),
-            slow_ops: LogGate::new(),
+            odd_clients: LogGate::new(LOG_EVERY),
+            slow_ops: LogGate::new(SLOW_LOG_EVERY),
             shared: Arc::new(Shared {
                 limits,
                 half_sent: Arc::new(Semaphore::new(HALF_SENT_SLOTS)),
@@ -124,7 +126,7 @@ impl Port {
         }
     }
 
-    /// One line, at most every [`LOG_EVERY`], about a client that speaks something else.
+    /// One line (see [`LOG_EVERY`]) about a client that speaks something else.
     fn log_foreign(&self, foreign: Foreign) {
         if let Some(suppressed) = self.odd_clients.open() {
             warn!(
@@ -134,6 +136,11 @@ impl Port {
                 "closed a client that does not speak this port's protocol"
             );
         }
+    }
+
+    /// The span of an operation. Its `request_id` also travels to the shards that are asked.
+    fn span(&self, op: &Op, command: &'static str) -> Span {
+        debug_span!("op", request_id = op.request_id, port = self.name, command)
     }
 
     /// The slow log: one line for an operation that took more than half its deadline to its answer.
@@ -233,8 +240,9 @@ fn to_key(bytes: &[u8]) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }
 
-/// Lets one line through per [`LOG_EVERY`].
+/// Lets one line through per interval.
 struct LogGate {
+    every: Duration,
     origin: Instant,
     /// Milliseconds after `origin` of the last line, plus one; 0 for none yet.
     last_ms: AtomicU64,
@@ -242,8 +250,9 @@ struct LogGate {
 }
 
 impl LogGate {
-    fn new() -> Self {
+    fn new(every: Duration) -> Self {
         LogGate {
+            every,
             origin: Instant::now(),
             last_ms: AtomicU64::new(0),
             suppressed: AtomicU64::new(0),
@@ -254,7 +263,7 @@ impl LogGate {
     fn open(&self) -> Option<u64> {
         let now = self.origin.elapsed().as_millis() as u64 + 1;
         let last = self.last_ms.load(Ordering::Relaxed);
-        let due = last == 0 || now.saturating_sub(last) >= LOG_EVERY.as_millis() as u64;
+        let due = last == 0 || now.saturating_sub(last) >= self.every.as_millis() as u64;
         let won = due
             && self
                 .last_ms

@@ -12,6 +12,7 @@ use std::task::Poll;
 use futures::poll;
 use kvpool_wire::resp::{ProtocolError, ReplyWriter, RequestParser, Step, parse_integer};
 use smallvec::SmallVec;
+use tracing::Instrument;
 
 use super::admin::{self, Command};
 use super::conn::{Conn, End, MAX_SLICES};
@@ -148,6 +149,7 @@ impl Client {
         self.flush().await?;
         let port = Arc::clone(&self.port);
         let op = port.router.op(Front::Resp);
+        let span = port.span(&op, "SET");
         let key = to_key(self.parser.args().get(1));
         let spec = PutSpec {
             len,
@@ -155,8 +157,8 @@ impl Client {
             ttl: None,
             condition: Condition::Always,
         };
-        let sink = port.router.put(&op, &key, spec).await;
-        let sink = self.conn.receive(sink).await?;
+        let sink = port.router.put(&op, &key, spec).instrument(span.clone()).await;
+        let sink = self.conn.receive(sink).instrument(span.clone()).await?;
         // The value's CR LF and the options, which follow it. An error here, and the block was never visible.
         while self.next().await? != Step::Command {}
         let options = match SetOptions::parse(self.parser.args().iter_from(3)) {
@@ -169,7 +171,7 @@ impl Client {
                 port.metrics.stalled_uploads.increment(1);
                 PutOutcome::Dropped(DropReason::Stalled)
             }
-            Some(sink) => sink.finish_with(options.ttl, options.condition).await,
+            Some(sink) => sink.finish_with(options.ttl, options.condition).instrument(span).await,
         };
         port.log_slow(&op, "SET");
         self.stored(outcome);
@@ -241,7 +243,9 @@ impl Client {
         let key = to_key(self.parser.args().get(1));
         let native = self.native.is_native(&key);
         let op = port.router.op(Front::Resp);
-        let answer = self.routed(port.router.get(&op, &key)).await?;
+        let answer = self
+            .routed(port.router.get(&op, &key).instrument(port.span(&op, "GET")))
+            .await?;
         port.log_slow(&op, "GET");
         let (hit, usual) = match &answer {
             GetAnswer::Hit { info, usual, .. } => (Some(info.len), *usual),
@@ -310,7 +314,9 @@ impl Client {
         for index in 1..self.parser.args().len() {
             let key = to_key(self.parser.args().get(index));
             let op = port.router.op(Front::Resp);
-            let answer = self.routed(port.router.exists(&op, &key)).await?;
+            let answer = self
+                .routed(port.router.exists(&op, &key).instrument(port.span(&op, "EXISTS")))
+                .await?;
             port.log_slow(&op, "EXISTS");
             let len = answer.hit.as_ref().map(|info| info.len);
             // What GET would not serve to this client does not exist for it either.
@@ -334,7 +340,10 @@ impl Client {
         for index in 1..self.parser.args().len() {
             let key = to_key(self.parser.args().get(index));
             let op = port.router.op(Front::Resp);
-            removed += i64::from(self.routed(port.router.del(&op, &key)).await?);
+            removed += i64::from(
+                self.routed(port.router.del(&op, &key).instrument(port.span(&op, "DEL")))
+                    .await?,
+            );
         }
         self.reply().integer(removed);
         Ok(())
@@ -344,7 +353,10 @@ impl Client {
         let port = Arc::clone(&self.port);
         let key = to_key(self.parser.args().get(1));
         let op = port.router.op(Front::Resp);
-        let seconds = match self.routed(port.router.ttl(&op, &key)).await? {
+        let seconds = match self
+            .routed(port.router.ttl(&op, &key).instrument(port.span(&op, "TTL")))
+            .await?
+        {
             Ttl::NoKey => -2,
             Ttl::NoExpiry => -1,
             // Rounded to the nearest second, as Redis does.
@@ -363,10 +375,14 @@ impl Client {
         let op = port.router.op(Front::Resp);
         let done = if seconds <= 0 {
             // An expiry in the past deletes, as in Redis.
-            self.routed(port.router.del(&op, &key)).await?
+            self.routed(port.router.del(&op, &key).instrument(port.span(&op, "DEL")))
+                .await?
         } else {
             match ttl_from(seconds, 1000) {
-                Some(ttl) => self.routed(port.router.expire(&op, &key, ttl)).await?,
+                Some(ttl) => {
+                    self.routed(port.router.expire(&op, &key, ttl).instrument(port.span(&op, "EXPIRE")))
+                        .await?
+                }
                 None => return self.error("ERR invalid expire time in 'expire' command"),
             }
         };

@@ -1,6 +1,7 @@
 //! A shard's front ends in this process, over a router with a local store, and small raw-socket clients.
 
-#![allow(dead_code, clippy::unwrap_used)]
+// Each test binary uses its part of this.
+#![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
 mod counters;
 

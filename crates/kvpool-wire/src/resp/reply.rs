@@ -87,7 +87,7 @@ impl<'a> ReplyWriter<'a> {
         let start = self.out.len();
         self.bulk_header(usual);
         let end = self.out.len() - 2;
-        let text: &[u8] = if end - start > b"-ERR miss".len() {
+        let text: &[u8] = if end - start >= b"-ERR miss".len() {
             b"-ERR miss"
         } else {
             b"-MISS"
@@ -168,7 +168,7 @@ mod tests {
             assert_eq!(line.matches('\n').count(), 1);
         }
         assert_eq!(written(Proto::V2, |w| w.sized_miss(1 << 20)), "-MISS   \r\n");
-        assert_eq!(written(Proto::V2, |w| w.sized_miss(32 << 20)), "-MISS    \r\n");
+        assert_eq!(written(Proto::V2, |w| w.sized_miss(32 << 20)), "-ERR miss\r\n");
         assert_eq!(written(Proto::V2, |w| w.sized_miss(512 << 20)), "-ERR miss \r\n");
     }
 }

@@ -13,6 +13,8 @@ use crate::foreign::Foreign;
 use crate::{MAX_KEY_BYTES, MAX_VALUE_BYTES};
 use thiserror::Error;
 
+/// Capacity that an idle parser keeps for arguments, in bytes.
+const KEPT_CAPACITY: usize = 4096;
 /// The longest `*n` or `$n` line (a sign and 19 digits would fit), and the longest inline command.
 const MAX_LINE: usize = 64;
 
@@ -113,7 +115,7 @@ impl Args {
     fn clear(&mut self) {
         // One large command must not pin its memory for the life of an idle connection.
         self.bytes.clear();
-        self.bytes.shrink_to(MAX_KEY_BYTES);
+        self.bytes.shrink_to(KEPT_CAPACITY);
         self.ends.clear();
         self.ends.shrink_to(MAX_LINE);
         self.skipped = None;
