@@ -88,7 +88,8 @@ impl Conn {
         Ok(())
     }
 
-    /// Reads a value of exactly `body.len()` bytes; false for a miss.
+    /// Reads a value of exactly `body.len()` bytes (ten or more: a RESP miss must not be longer than the header); false
+    /// for a miss.
     pub fn get(&mut self, key: &Key, body: &mut [u8]) -> Result<bool> {
         let len = body.len();
         match self.protocol {
@@ -260,3 +261,6 @@ impl Conn {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests;
