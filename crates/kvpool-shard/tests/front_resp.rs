@@ -19,7 +19,7 @@ async fn what_clients_send_when_they_connect() {
     client.expect("CLIENT GETNAME", "$-1\r\n").await;
     client.expect("CLIENT SETNAME engine-0", "+OK\r\n").await;
     client.expect("CLIENT GETNAME", "$8\r\nengine-0\r\n").await;
-    client.expect("COMMAND COUNT", ":19\r\n").await;
+    client.expect("COMMAND COUNT", ":18\r\n").await;
     client.expect("COMMAND DOCS GET", "*0\r\n").await;
     client.expect("DBSIZE", ":0\r\n").await;
     client

@@ -32,6 +32,9 @@ const HTTP_METHODS: [&[u8]; 8] = [
 ];
 
 impl Foreign {
+    /// How many kinds there are; `self as usize` is below it.
+    pub const KINDS: usize = 6;
+
     /// Classifies the first bytes of a stream (a few are enough; at most 16 are looked at).
     pub fn of(first: &[u8]) -> Self {
         if first.starts_with(&[0x16, 0x03]) {

@@ -46,7 +46,7 @@ const fn command(name: &'static str, arity: i64, flags: &'static [&'static str],
 }
 
 /// The hot ones first: the table is searched in order.
-static COMMANDS: [Command; 19] = [
+static COMMANDS: [Command; 18] = [
     command("GET", 2, READ, [1, 1, 1]),
     command("SET", -3, WRITE, [1, 1, 1]),
     command("EXISTS", -2, READ, [1, -1, 1]),
@@ -65,7 +65,6 @@ static COMMANDS: [Command; 19] = [
     command("DBSIZE", 1, READ, [0, 0, 0]),
     command("QUIT", -1, CONNECT, [0, 0, 0]),
     command("ECHO", 2, FAST, [0, 0, 0]),
-    command("READONLY", 1, FAST, [0, 0, 0]),
 ];
 
 /// Refused by name: they would destroy data, change the server, run code, or move it elsewhere.
@@ -165,7 +164,7 @@ pub(super) fn answer(command: &Command, args: &Args, session: &mut Session, keys
         },
         "ECHO" => reply.bulk(args.get(1)),
         // There are no passwords yet; a client that has one configured must not fail for it.
-        "AUTH" | "READONLY" => reply.simple("OK"),
+        "AUTH" => reply.simple("OK"),
         "SELECT" => match parse_integer(args.get(1)) {
             Some(0) => reply.simple("OK"),
             Some(_) => reply.error("ERR DB index is out of range"),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use kvpool_wire::foreign::Foreign;
 use kvpool_wire::lm::{LmCommand, LmError, LmMeta, LmReply, LmRequest, REPLY_BYTES, REQUEST_BYTES};
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::conn::{Conn, End};
@@ -111,7 +112,9 @@ impl Client {
             .put(&op, &to_key(request.key), spec)
             .instrument(span.clone())
             .await;
-        let outcome = match self.conn.receive(sink).instrument(span.clone()).await? {
+        let sink = self.conn.receive(sink).instrument(span.clone()).await?;
+        let received = Instant::now();
+        let outcome = match sink {
             Some(sink) => sink.finish().instrument(span).await,
             None => {
                 self.port.metrics.stalled_uploads.increment(1);
@@ -119,7 +122,7 @@ impl Client {
             }
         };
         self.port.metrics.put(&outcome);
-        self.port.log_slow(&op, "lm PUT");
+        self.port.log_slow(&op, received, "PUT");
         Ok(())
     }
 
@@ -131,7 +134,7 @@ impl Client {
             .get(&op, &to_key(request.key))
             .instrument(self.port.span(&op, "GET"))
             .await;
-        self.port.log_slow(&op, "lm GET");
+        self.port.log_slow(&op, op.started, "GET");
         let reason = match answer {
             GetAnswer::Hit { info, body, path, .. } => {
                 if let (Some(meta), Ok(length)) = (info.meta, u32::try_from(info.len)) {
@@ -184,7 +187,7 @@ impl Client {
             .exists(&op, &to_key(request.key))
             .instrument(self.port.span(&op, "EXIST"))
             .await;
-        self.port.log_slow(&op, "lm EXIST");
+        self.port.log_slow(&op, op.started, "EXIST");
         let usable = answer.hit.is_some_and(|info| info.meta.is_some());
         let miss = (!usable).then(|| answer.reason.unwrap_or(MissReason::Absent));
         self.port.metrics.exists(miss);

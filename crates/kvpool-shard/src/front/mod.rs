@@ -45,7 +45,7 @@ const HALF_SENT_SLOTS: usize = 512;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// Pause after a failed accept (usually: no file descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// One line about odd clients in this time, per port.
+/// One line about strangers of one kind in this time, per port.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 /// One line of the slow log in this time, per port: a frozen shard costs about one deadline a second.
 const SLOW_LOG_EVERY: Duration = Duration::from_secs(1);
@@ -80,7 +80,8 @@ impl Default for FrontLimits {
 struct Port {
     router: Arc<Router>,
     metrics: FrontMetrics,
-    odd_clients: LogGate,
+    /// One for each kind of stranger, so that one kind does not hide another.
+    odd_clients: [LogGate; Foreign::KINDS],
     slow_ops: LogGate,
     shared: Arc<Shared>,
     name: &'static str,
@@ -104,7 +105,7 @@ impl Port {
         Port {
             router,
             metrics: FrontMetrics::new(name),
-            odd_clients: LogGate::new(LOG_EVERY),
+            odd_clients: std::array::from_fn(|_| LogGate::new(LOG_EVERY)),
             slow_ops: LogGate::new(SLOW_LOG_EVERY),
             shared: Arc::new(Shared {
                 limits,
@@ -128,7 +129,9 @@ impl Port {
 
     /// One line (see [`LOG_EVERY`]) about a client that speaks something else.
     fn log_foreign(&self, foreign: Foreign) {
-        if let Some(suppressed) = self.odd_clients.open() {
+        if let Some(gate) = self.odd_clients.get(foreign as usize)
+            && let Some(suppressed) = gate.open()
+        {
             warn!(
                 port = self.name,
                 suppressed,
@@ -143,18 +146,16 @@ impl Port {
         debug_span!("op", request_id = op.request_id, port = self.name, command)
     }
 
-    /// The slow log: one line for an operation that took more than half its deadline to its answer.
-    fn log_slow(&self, op: &Op, what: &'static str) {
-        let took = op.started.elapsed();
+    /// The slow log: one line for an operation that took more than half its deadline from `since` to its answer. The
+    /// client's own pace does not count: an upload begins with its last byte.
+    fn log_slow(&self, op: &Op, since: Instant, command: &'static str) {
+        let took = since.elapsed();
         if took > SLOW_OP
             && let Some(suppressed) = self.slow_ops.open()
         {
-            warn!(
-                request_id = op.request_id,
-                ms = took.as_millis() as u64,
-                suppressed,
-                "slow {what}"
-            );
+            let ms = took.as_millis() as u64;
+            let request_id = op.request_id;
+            warn!(request_id, port = self.name, command, ms, suppressed, "slow operation");
         }
     }
 }

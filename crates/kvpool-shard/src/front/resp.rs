@@ -12,6 +12,7 @@ use std::task::Poll;
 use futures::poll;
 use kvpool_wire::resp::{ProtocolError, ReplyWriter, RequestParser, Step, parse_integer};
 use smallvec::SmallVec;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::admin::{self, Command};
@@ -146,7 +147,9 @@ impl Client {
 
     async fn set(&mut self, len: u64) -> Result<(), End> {
         self.native.saw("SET");
-        self.flush().await?;
+        if (self.conn.unread().len() as u64) < len {
+            self.flush().await?;
+        }
         let port = Arc::clone(&self.port);
         let op = port.router.op(Front::Resp);
         let span = port.span(&op, "SET");
@@ -157,10 +160,13 @@ impl Client {
             ttl: None,
             condition: Condition::Always,
         };
-        let sink = port.router.put(&op, &key, spec).instrument(span.clone()).await;
+        let sink = self
+            .routed(port.router.put(&op, &key, spec).instrument(span.clone()))
+            .await?;
         let sink = self.conn.receive(sink).instrument(span.clone()).await?;
         // The value's CR LF and the options, which follow it. An error here, and the block was never visible.
         while self.next().await? != Step::Command {}
+        let received = Instant::now();
         let options = match SetOptions::parse(self.parser.args().iter_from(3)) {
             Ok(options) if !self.parser.args().was_skipped() => options,
             Ok(_) => return self.error(super::set_options::SYNTAX),
@@ -171,9 +177,12 @@ impl Client {
                 port.metrics.stalled_uploads.increment(1);
                 PutOutcome::Dropped(DropReason::Stalled)
             }
-            Some(sink) => sink.finish_with(options.ttl, options.condition).instrument(span).await,
+            Some(sink) => {
+                let ending = sink.finish_with(options.ttl, options.condition);
+                self.routed(ending.instrument(span)).await?
+            }
         };
-        port.log_slow(&op, "SET");
+        port.log_slow(&op, received, "SET");
         self.stored(outcome);
         Ok(())
     }
@@ -246,7 +255,7 @@ impl Client {
         let answer = self
             .routed(port.router.get(&op, &key).instrument(port.span(&op, "GET")))
             .await?;
-        port.log_slow(&op, "GET");
+        port.log_slow(&op, op.started, "GET");
         let (hit, usual) = match &answer {
             GetAnswer::Hit { info, usual, .. } => (Some(info.len), *usual),
             GetAnswer::Miss { usual, .. } => (None, *usual),
@@ -317,7 +326,7 @@ impl Client {
             let answer = self
                 .routed(port.router.exists(&op, &key).instrument(port.span(&op, "EXISTS")))
                 .await?;
-            port.log_slow(&op, "EXISTS");
+            port.log_slow(&op, op.started, "EXISTS");
             let len = answer.hit.as_ref().map(|info| info.len);
             // What GET would not serve to this client does not exist for it either.
             let wrong_size =
