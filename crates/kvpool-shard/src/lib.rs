@@ -16,3 +16,7 @@ mod staging;
 mod usual;
 
 pub use metric_definitions::describe;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

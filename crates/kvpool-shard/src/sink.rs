@@ -120,7 +120,7 @@ impl PutSink {
                 put.progress();
             }
             State::Forward(forward) => {
-                if let Err(outcome) = forward.advance(&self.router, n).await {
+                if let Err(outcome) = forward.advance(&self.router, &self.key, &self.spec, n).await {
                     let remaining = forward.remaining();
                     self.state = discard(remaining, outcome);
                 }
@@ -365,10 +365,19 @@ struct Forward {
     staged: u64,
     crc: u32,
     steps: watch::Sender<Step>,
-    target: Arc<Peer>,
-    sending: Sending,
-    others: Vec<Holder>,
+    attempt: Attempt,
+    /// Copies not tried yet, best first.
+    others: std::vec::IntoIter<Holder>,
     _held: Reservation,
+}
+
+/// The copy that is being tried.
+enum Attempt {
+    Peer(Arc<Peer>, Sending),
+    /// This process, once all bytes are there.
+    Me,
+    /// Nobody is left.
+    Failed(DropReason),
 }
 
 /// What `sending` said, for the one loop that decides what next.
@@ -405,9 +414,8 @@ impl Forward {
             staged: 0,
             crc: 0,
             steps,
-            target,
-            sending,
-            others,
+            attempt: Attempt::Peer(target, sending),
+            others: others.into_iter(),
             _held: held,
         })
     }
@@ -420,8 +428,8 @@ impl Forward {
         &mut self.buffer[self.filled..]
     }
 
-    /// Sums new bytes; a full piece goes to the sender.
-    async fn advance(&mut self, router: &Arc<Router>, n: usize) -> Result<(), PutOutcome> {
+    /// Sums new bytes; a full piece goes to the sender. An error is the outcome: nothing more is worth sending.
+    async fn advance(&mut self, router: &Arc<Router>, key: &Bytes, spec: &PutSpec, n: usize) -> Result<(), PutOutcome> {
         let n = n.min(self.buffer.len() - self.filled);
         self.crc = crc32c::crc32c_append(self.crc, &self.buffer[self.filled..self.filled + n]);
         self.filled += n;
@@ -433,25 +441,56 @@ impl Forward {
         self.block.push(std::mem::replace(&mut self.buffer, next), self.crc);
         (self.filled, self.crc) = (0, 0);
         self.steps.send_modify(|step| step.pieces += 1);
-        if self.block.kept {
-            return Ok(());
+        let mut stalled = !self.block.kept && self.slide().await.is_err();
+        if let Attempt::Peer(_, sending) = &mut self.attempt
+            && sending.is_finished()
+        {
+            let sent = sending.await;
+            stalled = false;
+            if let Some(outcome) = self.conclude(router, key, spec, Ok(sent)) {
+                return Err(outcome);
+            }
         }
-        self.slide().await
+        match self.attempt {
+            Attempt::Failed(reason) => Err(PutOutcome::Dropped(reason)),
+            _ if stalled => Err(PutOutcome::Dropped(DropReason::Stalled)),
+            Attempt::Peer(..) | Attempt::Me => Ok(()),
+        }
     }
 
     /// Waits until the window has room again.
-    async fn slide(&mut self) -> Result<(), PutOutcome> {
+    async fn slide(&self) -> Result<(), tokio::time::error::Elapsed> {
         let until = Instant::now() + ONWARD_STALL;
         while self.block.waiting() as u64 > WINDOW_PIECES - 2 {
-            if self.sending.is_finished() || timeout_at(until, self.block.moved()).await.is_err() {
-                return Err(PutOutcome::Dropped(DropReason::Stalled));
-            }
+            timeout_at(until, self.block.moved()).await?;
         }
         Ok(())
     }
 
+    /// An attempt has ended, or its time is up: the outcome, or the next copy is tried.
+    fn conclude(&mut self, router: &Arc<Router>, key: &Bytes, spec: &PutSpec, sent: Ended) -> Option<PutOutcome> {
+        let reason = match verdict(router, key, sent) {
+            Verdict::Outcome(outcome) => return Some(outcome),
+            Verdict::TryNext(reason) => reason,
+        };
+        if let Attempt::Peer(peer, _) = &self.attempt {
+            let (request_id, reason) = (self.op.request_id, reason.word());
+            tracing::debug!(request_id, peer = peer.id, reason, "an upload failed at a copy");
+        }
+        self.attempt = match self.others.next().filter(|_| self.block.kept) {
+            Some(Holder::Peer(next)) => {
+                let follow = self.steps.subscribe();
+                let sending = start(router, &self.op, key, spec, &next, &self.block, follow);
+                Attempt::Peer(next, sending)
+            }
+            Some(Holder::Me) => Attempt::Me,
+            None => Attempt::Failed(reason),
+        };
+        None
+    }
+
     async fn settle(
-        self,
+        mut self,
         router: &Arc<Router>,
         key: &Bytes,
         spec: PutSpec,
@@ -459,58 +498,36 @@ impl Forward {
         condition: Condition,
     ) -> PutOutcome {
         let until = Instant::now() + ANSWER;
-        let Forward {
-            op,
-            block,
-            steps,
-            mut target,
-            mut sending,
-            others,
-            _held,
-            ..
-        } = self;
         let end = PutEnd {
             commit: true,
             condition: crate::router::condition_to(condition),
             ttl_ms: ttl.map(to_ms),
         };
-        steps.send_modify(|step| step.end = Some(end));
-        let mut others = others.into_iter();
+        self.steps.send_modify(|step| step.end = Some(end));
         loop {
-            let sent = timeout_at(until, &mut sending).await;
-            let reason = match verdict(router, key, sent) {
-                Verdict::Outcome(outcome) => {
-                    if matches!(outcome, PutOutcome::Stored2 | PutOutcome::Stored1) {
-                        router.lengths().wrote(key, spec.len, router.now_ms());
-                    }
-                    return outcome;
-                }
-                Verdict::TryNext(reason) => reason,
+            let sent = match &mut self.attempt {
+                Attempt::Failed(reason) => return PutOutcome::Dropped(*reason),
+                Attempt::Me => return keep_here(router, &self.op, key, spec, &self.block, ttl, condition).await,
+                Attempt::Peer(_, sending) => timeout_at(until, sending).await,
             };
-            tracing::debug!(
-                request_id = op.request_id,
-                peer = target.id,
-                reason = reason.word(),
-                "an upload failed"
-            );
-            let enough = block.kept && until.saturating_duration_since(Instant::now()) > ONWARD_STALL;
-            match others.next() {
-                Some(Holder::Peer(next)) if enough => {
-                    sending = start(router, &op, key, &spec, &next, &block, steps.subscribe());
-                    target = next;
-                }
-                Some(Holder::Me) if enough => return keep_here(router, &op, key, spec, &block, ttl, condition).await,
-                _ => return PutOutcome::Dropped(reason),
+            let late = sent.is_err();
+            let outcome = self.conclude(router, key, &spec, sent);
+            if matches!(outcome, Some(PutOutcome::Stored2 | PutOutcome::Stored1)) {
+                router.lengths().wrote(key, spec.len, router.now_ms());
+            }
+            match outcome {
+                Some(outcome) => return outcome,
+                None if late => return PutOutcome::Dropped(DropReason::Stalled),
+                None => {}
             }
         }
     }
 }
 
-fn verdict(
-    router: &Router,
-    key: &[u8],
-    sent: Result<Result<Result<Sent, Failure>, tokio::task::JoinError>, tokio::time::error::Elapsed>,
-) -> Verdict {
+/// How a sender ended; the outer error is its time being up.
+type Ended = Result<Result<Result<Sent, Failure>, tokio::task::JoinError>, tokio::time::error::Elapsed>;
+
+fn verdict(router: &Router, key: &[u8], sent: Ended) -> Verdict {
     match sent {
         Err(_) | Ok(Err(_)) => Verdict::TryNext(DropReason::Stalled),
         Ok(Ok(Err(failure))) if failure.is_deadline() => Verdict::TryNext(DropReason::Stalled),

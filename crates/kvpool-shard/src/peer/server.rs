@@ -428,9 +428,9 @@ impl Serving {
 
     async fn exists(&mut self, key: &[u8], lease_ms: u32) -> Result<(), WireError> {
         let router = Arc::clone(&self.router);
-        let answer = router.exists_here(&Bytes::copy_from_slice(key), u64::from(lease_ms));
-        match answer {
+        match router.exists_here(key, u64::from(lease_ms)) {
             Ok(block) => {
+                router.lease_elsewhere(&Bytes::copy_from_slice(key));
                 let reply = self.hit(&block);
                 self.answer(reply).await
             }

@@ -497,7 +497,7 @@ impl Router {
     }
 
     /// Has the lease of an EXISTS taken at the other copies too. A hint: dropped when the queue is full.
-    fn lease_elsewhere(&self, key: &Bytes) {
+    pub(crate) fn lease_elsewhere(&self, key: &Bytes) {
         let several = self.routing().list(slot_of(key)).len() > 1;
         if several && self.leases.try_send(key.clone()).is_err() {
             metrics::counter!(crate::metric_definitions::LEASES_DROPPED_TOTAL).increment(1);

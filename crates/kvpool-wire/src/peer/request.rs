@@ -8,7 +8,7 @@ use crate::lm::LmMeta;
 use crate::{MAX_KEY_BYTES, MAX_VALUE_BYTES};
 
 /// Most keys in one lease request.
-pub const MAX_LEASE_KEYS: usize = 12;
+pub const MAX_LEASE_KEYS: usize = 7;
 /// Most entries asked for in a page of a slot list.
 pub const MAX_PAGE: u16 = 512;
 
