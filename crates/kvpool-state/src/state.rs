@@ -116,7 +116,8 @@ impl State {
                 response: Response {
                     revision: index,
                     refusal: refusal.into(),
-                    message,
+                    // It may quote a word from outside, and is kept with the request id.
+                    message: cut(&message),
                     ..Response::default()
                 },
                 events: Vec::new(),
@@ -264,7 +265,10 @@ impl State {
         }
         let number = known.as_ref().map_or(self.next_shard_number, |old| old.number);
         if known.is_none() {
-            self.next_shard_number += 1;
+            let Some(next) = number.checked_add(1) else {
+                return refuse(Refusal::Full, "no shard number is left");
+            };
+            self.next_shard_number = next;
         }
         let mut records = Vec::new();
         if self.nodes.get(&node.id).is_none_or(|old| old.as_ref() != node) {
