@@ -24,7 +24,14 @@ use pattern::Lane;
 use raw::RawKind;
 use report::{Bar, Results, markdown, table};
 use target::Target;
-use window::{Cell, KeySet, Op};
+use window::{Cell, KeySet, Op, Sample};
+
+/// Operations of an `exists` window.
+const EXISTS_OPS: u64 = 2000;
+/// Least operations per connection and window.
+const MIN_OPS: u64 = 3;
+/// Windows per cell, server and round, when there are operations for so many.
+const PARTS: u64 = 3;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -169,40 +176,64 @@ fn measure(args: &BenchArgs) -> Result<Results> {
         cells,
         load: (load, load),
     };
-    let count = targets.len();
     for round in 0..args.rounds as usize {
         for c in 0..results.cells.len() {
-            let cell = results.cells[c];
-            for turn in 0..count {
-                // Whoever comes first finds another machine than whoever comes last: the order rotates.
-                let t = (turn + round + c) % count;
-                let target = &mut targets[t];
-                bar.set_message(format!(
-                    "round {} {} {} c{} {}",
-                    round + 1,
-                    cell.op,
-                    report::show_bytes(cell.size),
-                    cell.conns,
-                    target.name
-                ));
-                let ops = if cell.op == Op::Exists {
-                    2000
-                } else {
-                    args.bytes / cell.size
-                };
-                let set = &sets[&(t, cell.size)];
-                let mut sample = window::run(target, set, cell, ops.max(cell.conns as u64), &mut lanes)?;
-                if matches!(cell.op, Op::Put | Op::Mixed) {
-                    sample.misses += window::verify(target, set, cell.size, &mut lanes[0])?;
-                }
+            let samples = one_cell(args, round, results.cells[c], &mut targets, &sets, &mut lanes, &bar)?;
+            for (t, sample) in samples.into_iter().enumerate() {
                 results.samples[t][c].push(sample);
-                bar.inc(1);
             }
         }
     }
     bar.finish_and_clear();
     results.load.1 = load_average();
     Ok(results)
+}
+
+/// One cell of one round on every server, in parts that take turns: which cores a client and its server thread share is
+/// decided anew for each window and matters much for small values.
+fn one_cell(
+    args: &BenchArgs,
+    round: usize,
+    cell: Cell,
+    targets: &mut [Target],
+    sets: &BTreeMap<(usize, u64), KeySet>,
+    lanes: &mut [Lane],
+    bar: &ProgressBar,
+) -> Result<Vec<Sample>> {
+    let wanted = if cell.op == Op::Exists {
+        EXISTS_OPS
+    } else {
+        args.bytes / cell.size
+    };
+    let ops = wanted.max(MIN_OPS * cell.conns as u64);
+    let parts = if ops >= PARTS * MIN_OPS * cell.conns as u64 {
+        PARTS
+    } else {
+        1
+    };
+    let count = targets.len();
+    let mut samples = vec![Sample::default(); count];
+    for part in 0..parts as usize {
+        for turn in 0..count {
+            // Whoever comes first finds another machine than whoever comes last: the order rotates.
+            let t = (turn + round + part) % count;
+            let (target, set) = (&mut targets[t], &sets[&(t, cell.size)]);
+            let size = report::show_bytes(cell.size);
+            bar.set_message(format!(
+                "round {} {} {size} c{} {}",
+                round + 1,
+                cell.op,
+                cell.conns,
+                target.name
+            ));
+            samples[t].merge(window::run(target, set, cell, ops / parts, lanes)?);
+            if part + 1 == parts as usize && matches!(cell.op, Op::Put | Op::Mixed) {
+                samples[t].misses += window::verify(target, set, cell.size, &mut lanes[0])?;
+            }
+        }
+    }
+    bar.inc(count as u64);
+    Ok(samples)
 }
 
 /// Writes and checks all keys of all sizes on all servers once.

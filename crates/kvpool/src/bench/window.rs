@@ -76,6 +76,23 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Takes in the next part of the same cell and round.
+    pub fn merge(&mut self, part: Sample) {
+        let rate = |sample: &Sample| sample.units() / sample.rate.max(f64::MIN_POSITIVE);
+        let seconds = if self.ops == 0 { 0.0 } else { rate(self) } + rate(&part);
+        self.server_cpu_ns = match (self.ops, self.server_cpu_ns, part.server_cpu_ns) {
+            (0, _, new) => new,
+            (_, Some(old), Some(new)) => Some(old + new),
+            _ => None,
+        };
+        self.bytes += part.bytes;
+        self.ops += part.ops;
+        self.client_cpu_ns += part.client_cpu_ns;
+        self.misses += part.misses;
+        self.latencies.extend(part.latencies);
+        self.rate = self.units() / seconds;
+    }
+
     /// Bytes, or operations for `exists`.
     pub fn units(&self) -> f64 {
         match self.bytes {
@@ -212,4 +229,32 @@ fn put_one(conn: &mut Conn, set: &KeySet, index: usize, size: u64, lane: &mut La
     let version = set.versions[index].fetch_add(1, Ordering::Relaxed) + 1;
     lane.stamp(stamp_of(set.keys[index].number, size, version), size as usize);
     conn.put(&set.keys[index], &lane.source[..size as usize])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_cell_add_up() {
+        let part = |bytes, rate| Sample {
+            bytes,
+            ops: 1,
+            rate,
+            server_cpu_ns: Some(5),
+            ..Sample::default()
+        };
+        let mut all = Sample::default();
+        all.merge(part(100, 10.0));
+        all.merge(part(300, 30.0));
+        // 400 bytes in 10 + 10 seconds.
+        assert!((all.rate - 20.0).abs() < 1e-9);
+        assert_eq!((all.bytes, all.ops, all.server_cpu_ns), (400, 2, Some(10)));
+        all.merge(Sample {
+            ops: 1,
+            server_cpu_ns: None,
+            ..part(1, 1.0)
+        });
+        assert_eq!(all.server_cpu_ns, None);
+    }
 }
