@@ -58,6 +58,9 @@ pub struct SessionState {
     pub connected: bool,
     /// When a leader was heard last.
     pub last_contact: Option<std::time::Instant>,
+    /// Grows with each in-sync report that the leader refused: complete copies that the newest map still lists as filling
+    /// must be reported again.
+    pub refused_reports: u64,
     /// Why the last attempt was refused, for people.
     pub refused: Option<String>,
 }
@@ -111,8 +114,8 @@ impl ShardSession {
     }
 
     /// Says that the copies of these slots are complete as of the map of `epoch`. Reports merge and are sent again after a
-    /// reconnect. The leader drops a report when a plan took slots from this shard after `epoch`: so report again whenever
-    /// a newer map still lists a complete copy as filling.
+    /// reconnect. The leader refuses a report when a plan took slots from this shard after `epoch`: so report again whenever
+    /// a newer map still lists a complete copy as filling, or `refused_reports` grew.
     pub fn report_in_sync(&self, pool: String, epoch: u64, ranges: &[SlotRange]) {
         self.reports.reports.lock().add(pool, epoch, ranges);
         self.reports.wake.notify_one();
@@ -317,7 +320,12 @@ where
                     s.last_contact = Some(std::time::Instant::now());
                 });
             }
-            Some(session_down::What::InSyncDone(done)) => self.shared.reports.lock().done(done.sequence),
+            Some(session_down::What::InSyncDone(done)) => {
+                self.shared.reports.lock().done(done.sequence);
+                if done.refused {
+                    self.tx.send_modify(|s| s.refused_reports += 1);
+                }
+            }
             _ => {}
         }
         Ok(())

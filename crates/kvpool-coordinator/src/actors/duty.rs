@@ -1,0 +1,136 @@
+//! What the actors of one leadership share. It carries the term (R1) and ends with it.
+
+use crate::actors::gate::{Gate, Permit};
+use crate::actors::inbox::Inbox;
+use crate::actors::node_supervisor::NodeSupervisorMsg;
+use crate::actors::observed::Observed;
+use crate::core::Core;
+use kvpool_policy::failure::Limits;
+use kvpool_policy::placement::Shortfall;
+use kvpool_proto::meta::{Reason, Refused};
+use kvpool_proto::v1::{ShardHello, Welcome};
+use kvpool_state::{Command, Refusal, Response};
+use parking_lot::Mutex;
+use ractor::rpc::CallResult;
+use ractor::{ActorRef, RpcReplyPort};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// Registrations under way at once; beyond it shards come again a moment later.
+const MAX_ATTACHING: usize = 256;
+
+/// A shard asks for a session.
+#[derive(Debug)]
+pub(crate) struct Attach {
+    pub(crate) hello: ShardHello,
+    pub(crate) reply: RpcReplyPort<Result<Welcome, Refused>>,
+    _permit: Permit,
+}
+
+pub(crate) struct Duty {
+    pub(crate) core: Arc<Core>,
+    pub(crate) term: u64,
+    pub(crate) since: Instant,
+    /// Cancelled when this leadership ends: its sessions end with it.
+    pub(crate) end: CancellationToken,
+    pub(crate) observed: Arc<Observed>,
+    pub(crate) inbox: Inbox,
+    /// What placement can't do, by pool, for the status.
+    pub(crate) shortfalls: Mutex<BTreeMap<String, Vec<Shortfall>>>,
+    /// Replaced when the supervisor is restarted.
+    pub(crate) nodes: Mutex<Option<ActorRef<NodeSupervisorMsg>>>,
+    attaching: Gate,
+}
+
+impl Duty {
+    pub(crate) fn new(core: Arc<Core>, term: u64) -> Arc<Self> {
+        Arc::new(Duty {
+            core,
+            term,
+            since: Instant::now(),
+            end: CancellationToken::new(),
+            observed: Arc::default(),
+            inbox: Inbox::default(),
+            shortfalls: Mutex::default(),
+            nodes: Mutex::default(),
+            attaching: Gate::new("registrations", MAX_ATTACHING),
+        })
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+        let timing = self.core.timing;
+        Limits {
+            lease_ms: ms(timing.lease()),
+            broken_grace_ms: ms(timing.broken_grace()),
+            tick_ms: ms(self.tick()),
+        }
+    }
+
+    /// How often a NodeActor looks at its shards.
+    pub(crate) fn tick(&self) -> Duration {
+        self.core.timing.broken_grace() / 4
+    }
+
+    /// Commits an effect of this term. Refused when the term is over: the new leader decides anew.
+    pub(crate) async fn propose(&self, command: Command) -> Result<Response, Refused> {
+        let status = self.core.status();
+        if self.end.is_cancelled() || !status.is_leader() || status.term != self.term {
+            return Err(self.core.elsewhere());
+        }
+        self.core.propose(&command, None).await
+    }
+
+    /// Gives a shard its session: as the incarnation it has, or as a new one.
+    pub(crate) async fn attach(&self, hello: ShardHello) -> Result<Welcome, Refused> {
+        let permit = self.attaching.enter()?;
+        let again = || Refused::new(Reason::LeaseExpired, "the leader is not ready for sessions yet");
+        let nodes = self.nodes.lock().clone().ok_or_else(again)?;
+        let ask = |reply| {
+            NodeSupervisorMsg::Attach(Box::new(Attach {
+                hello,
+                reply,
+                _permit: permit,
+            }))
+        };
+        match nodes.call(ask, Some(self.core.timing.attempt())).await {
+            Ok(CallResult::Success(answer)) => answer,
+            Ok(CallResult::Timeout) => Err(Refused::new(Reason::Unknown, "the registration took too long")),
+            // The actor failed with the call inside, and is being restarted.
+            Ok(CallResult::SenderError) | Err(_) => Err(again()),
+        }
+    }
+
+    /// The answer to a shard that has a session.
+    pub(crate) fn welcome(&self, incarnation: u64) -> Result<Welcome, Refused> {
+        let cluster = self.core.replica.read(|s| s.cluster().cloned());
+        let cluster = cluster.ok_or_else(|| Refused::new(Reason::NoCluster, "the cluster has not been created yet"))?;
+        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+        Ok(Welcome {
+            cluster_id: cluster.cluster_id,
+            cluster_generation: cluster.cluster_generation,
+            term: self.term,
+            incarnation,
+            heartbeat_ms: ms(self.core.timing.heartbeat()),
+            lease_ms: ms(self.core.timing.lease()),
+        })
+    }
+}
+
+/// A refusal by the state, as the caller of an API sees it.
+pub(crate) fn refused_by_state(response: &Response) -> Option<Refused> {
+    let refusal = response.refusal();
+    let reason = match refusal {
+        Refusal::None => return None,
+        Refusal::NotCreated => Reason::NoCluster,
+        Refusal::Full => Reason::Overload,
+        Refusal::StaleIncarnation => Reason::StaleIncarnation,
+        _ => Reason::Invalid,
+    };
+    Some(Refused::new(
+        reason,
+        format!("{}: {}", refusal.word(), response.message),
+    ))
+}

@@ -1,0 +1,58 @@
+//! The service between members: who are you, and raft's messages.
+
+use crate::core::{Core, refuse};
+use crate::transport::lane_number;
+use kvpool_proto::meta::{Reason, Refused};
+use kvpool_proto::v1::members_server::Members;
+use kvpool_proto::v1::{MemberHello, MemberHelloReply, RaftMessage};
+use kvpool_raft::{HandleError, Lane};
+use std::sync::Arc;
+use tonic::{Request, Response, Status};
+
+pub(crate) struct MembersService {
+    pub(crate) core: Arc<Core>,
+}
+
+#[tonic::async_trait]
+impl Members for MembersService {
+    async fn hello(&self, request: Request<MemberHello>) -> Result<Response<MemberHelloReply>, Status> {
+        let hello = request.into_inner();
+        let core = &self.core;
+        let cluster_id = core.cluster_id();
+        if !hello.cluster_id.is_empty() && !cluster_id.is_empty() && hello.cluster_id != cluster_id {
+            let text = format!(
+                "member {} is of cluster {}, this is {cluster_id}",
+                hello.from, hello.cluster_id
+            );
+            return Err(refuse(Refused::new(Reason::ClusterId, text)));
+        }
+        Ok(Response::new(MemberHelloReply {
+            member_id: core.id,
+            cluster_id,
+            initialized: core.status().initialized(),
+            seeds: core.seeds.keys().copied().collect(),
+        }))
+    }
+
+    async fn exchange(&self, request: Request<RaftMessage>) -> Result<Response<RaftMessage>, Status> {
+        let RaftMessage { payload, lane } = request.into_inner();
+        let raft = self.core.raft().map_err(refuse)?;
+        match raft.handle(payload).await {
+            Ok(payload) => {
+                let from_leader = [Lane::Append, Lane::Heartbeat].map(lane_number).contains(&lane);
+                if from_leader {
+                    self.core.contacts.leader_heard();
+                }
+                Ok(Response::new(RaftMessage { payload, lane }))
+            }
+            Err(e) => {
+                let reason = match e {
+                    HandleError::Fatal(_) => Reason::Stopping,
+                    HandleError::Misdirected { .. } => Reason::ClusterId,
+                    _ => Reason::Invalid,
+                };
+                Err(refuse(Refused::new(reason, e.to_string())))
+            }
+        }
+    }
+}
