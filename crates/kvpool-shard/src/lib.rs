@@ -11,11 +11,15 @@ pub mod ops;
 mod peer;
 mod router;
 mod routing;
+mod run;
 mod sink;
 mod staging;
+mod stats;
+mod transfer;
 mod usual;
 
 pub use metric_definitions::describe;
+pub use run::{Health, Proxy, ProxyConfig, Shard, ShardConfig, ShardError};
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

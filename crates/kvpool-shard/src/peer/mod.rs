@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use kvpool_wire::peer::hello::{HELLO_PREFIX_BYTES, prefix};
 use kvpool_wire::peer::{
-    FRAME_BYTES, FrameHead, Hello, HelloReply, HelloStatus, Known, PeerError, RefusalCode, Reply, ReplyHead, Request,
-    RequestHead, VERSIONS,
+    FrameHead, Hello, HelloReply, HelloStatus, Known, PeerError, RefusalCode, Reply, ReplyHead, Request, RequestHead,
+    VERSIONS,
 };
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
@@ -285,6 +285,11 @@ impl Conn {
         Ok(ReplyHead::decode(self.wire.body())?.reply)
     }
 
+    /// Heights that the sender of the last reply told.
+    pub(crate) fn last_known(&self) -> Result<Known, Failure> {
+        Ok(ReplyHead::decode(self.wire.body())?.known)
+    }
+
     /// Reads one frame, verified. `left` bytes of the value are to come; a frame is as long as it can be, so that a body
     /// is always between two pieces when its source stops.
     pub(crate) async fn frame(
@@ -293,20 +298,26 @@ impl Conn {
         left: u64,
         patience: Patience,
     ) -> Result<Buffer, Failure> {
-        let FrameHead::Data { len, crc } = self.wire.frame_head(patience).await? else {
-            return Err(Failure::OutOfTurn);
-        };
-        if len as u64 != left.min(FRAME_BYTES as u64) {
-            return Err(PeerError::Value("frame length").into());
-        }
-        let mut buffer = staging.buffer(len);
-        let content = self.wire.frame_content(&mut buffer, crc, patience).await;
-        if matches!(content, Err(WireError::Protocol(PeerError::Checksum))) {
-            // R5 at work: the bytes are dropped. That it could fire is worth knowing.
-            metrics::counter!(names::PEER_CHECKSUM_TOTAL).increment(1);
-        }
-        content?;
+        let mut buffer = staging.buffer(usize::try_from(left).unwrap_or(usize::MAX));
+        self.frame_into(&mut buffer, patience).await?;
         Ok(buffer)
+    }
+
+    /// Reads one frame of exactly the length of `into`, verified. Returns its sum.
+    pub(crate) async fn frame_into(&mut self, into: &mut [u8], patience: Patience) -> Result<u32, Failure> {
+        match self.wire.frame_head(patience).await? {
+            FrameHead::Data { len, crc } if len == into.len() => {
+                let content = self.wire.frame_content(into, crc, patience).await;
+                if matches!(content, Err(WireError::Protocol(PeerError::Checksum))) {
+                    // R5 at work: the bytes are dropped. That it could fire is worth knowing.
+                    metrics::counter!(names::PEER_CHECKSUM_TOTAL).increment(1);
+                }
+                content?;
+                Ok(crc)
+            }
+            FrameHead::Data { .. } => Err(PeerError::Value("frame length").into()),
+            FrameHead::End { .. } => Err(Failure::OutOfTurn),
+        }
     }
 
     pub(crate) async fn write(&mut self, slices: &mut [IoSlice<'_>], patience: Patience) -> Result<(), Failure> {

@@ -118,6 +118,11 @@ impl Router {
         self.routing.load()
     }
 
+    /// The map in force, to be kept across waits.
+    pub(crate) fn routing_now(&self) -> Arc<Routing> {
+        self.routing.load_full()
+    }
+
     pub(crate) fn known(&self) -> Known {
         self.routing().known()
     }

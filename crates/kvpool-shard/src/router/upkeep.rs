@@ -61,12 +61,30 @@ impl Router {
     }
 
     /// Compiles the map in force again, after this process has got another incarnation.
-    pub(crate) fn readopt(&self) {
+    fn readopt(&self) {
         let _turn = self.adopting.lock();
         let before = self.routing.load_full();
         if before.map.epoch > 0 {
             self.put_in_force(&Arc::clone(&before.map), &before);
         }
+    }
+
+    /// This process is no longer the incarnation it was: it holds nothing and serves nothing.
+    pub(crate) fn leave(&self) {
+        self.set_serving(false);
+        self.identity.set_incarnation(0);
+        self.readopt();
+        if let Some(store) = &self.store {
+            let dropped = store.clear();
+            info!(dropped, "cleared the store for a new registration");
+        }
+    }
+
+    /// This process has been given an incarnation.
+    pub(crate) fn enlist(&self, incarnation: u64) {
+        info!(incarnation, "registered");
+        self.identity.set_incarnation(incarnation);
+        self.readopt();
     }
 
     fn put_in_force(&self, map: &Arc<SlotMap>, before: &Routing) -> bool {
@@ -102,6 +120,12 @@ impl Router {
             }
             for (slot, _) in &before.mine {
                 if routing.my_copy(*slot).is_none() {
+                    store.remove_slot(*slot);
+                }
+            }
+            for (slot, in_sync) in &routing.mine {
+                // A copy begins empty. What was stored before this process knew of its place will be pulled.
+                if !in_sync && before.my_copy(*slot).is_none() {
                     store.remove_slot(*slot);
                 }
             }
