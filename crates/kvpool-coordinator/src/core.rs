@@ -32,6 +32,9 @@ pub(crate) struct Core {
     pub(crate) duty: watch::Sender<Option<Arc<Duty>>>,
     /// For the actors' clocks.
     pub(crate) started: Instant,
+    /// Where tests let actors panic.
+    #[cfg(test)]
+    pub(crate) root: Mutex<Option<ractor::ActorRef<crate::actors::RootMsg>>>,
     raft: OnceLock<Raft>,
     /// From the marker on disk; empty at first boot.
     cluster_id: Mutex<String>,
@@ -50,9 +53,18 @@ impl Core {
             conditions: Conditions::default(),
             duty: watch::Sender::new(None),
             started: Instant::now(),
+            #[cfg(test)]
+            root: Mutex::new(None),
             raft: OnceLock::new(),
             cluster_id: Mutex::new(String::new()),
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn inject(&self, message: crate::actors::LeadershipMsg) {
+        if let Some(root) = &*self.root.lock() {
+            let _ = root.cast(crate::actors::RootMsg::Leadership(message));
+        }
     }
 
     /// Raft's marker is on disk from here on.

@@ -47,6 +47,7 @@ pub const VIOLATIONS: &str = "kvpool_coordinator_violations_total";
 
 /// Registers the descriptions; a repeated call changes nothing.
 pub fn describe_metrics() {
+    kvpool_raft::metric_definitions::describe_metrics();
     describe_counter!(LEADER_CHANGES, "Times that this member began to lead");
     describe_gauge!(IS_LEADER, "1 while this member leads");
     describe_gauge!(TERM, "Raft term of this member");

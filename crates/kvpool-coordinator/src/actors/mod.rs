@@ -26,6 +26,8 @@ pub(crate) use root::start_root;
 
 #[cfg(test)]
 pub(crate) use leadership::{LeadershipMsg, Target};
+#[cfg(test)]
+pub(crate) use root::RootMsg;
 
 use crate::replica::Replica;
 use gate::Signal;

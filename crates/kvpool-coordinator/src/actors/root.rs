@@ -45,6 +45,10 @@ impl Actor for Root {
     type Arguments = Arc<Core>;
 
     async fn pre_start(&self, myself: ActorRef<RootMsg>, core: Arc<Core>) -> Result<RootState, ActorProcessingErr> {
+        #[cfg(test)]
+        {
+            *core.root.lock() = Some(myself.clone());
+        }
         let child = Nursery::new("Leadership", core.conditions.clone());
         let mut state = RootState { core, child };
         Self::spawn_child(&myself, &mut state).await;
