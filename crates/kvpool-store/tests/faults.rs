@@ -187,6 +187,29 @@ fn o09_of_two_conditional_writers_one_wins() {
 }
 
 #[test]
+fn terms_may_come_after_the_value() {
+    let store = store(8);
+    put(&store, b"there", 10, 1).expect("room");
+    for (key, condition, outcome) in [
+        (
+            &b"new"[..],
+            Condition::IfAbsent,
+            Ok(Committed::Stored { replaced: false }),
+        ),
+        (b"there", Condition::IfAbsent, Err(Refused::Exists)),
+        (b"gone", Condition::IfPresent, Err(Refused::NotFound)),
+    ] {
+        let mut writer = store.reserve(key, spec(10, 2), 0).expect("no condition yet");
+        fill_writer(&mut writer, 2, 10);
+        writer.set_terms(Some(50), condition);
+        assert_eq!(writer.commit(0), outcome);
+    }
+    assert_eq!(store.ttl(b"new", 20), Some(Some(30)));
+    assert!(matches!(store.get(b"new", 50), Lookup::Miss(Miss::Expired)));
+    assert_eq!(store.ttl(b"there", 0), Some(None));
+}
+
+#[test]
 fn writes_and_removals_that_arrive_late_are_superseded() {
     let store = store(8);
     let write = |id: u64| {
