@@ -42,3 +42,14 @@ pub use transport::{Lane, Peer, Transport, TransportError};
     reason = "the re-export is the library's own; its crate would be one more pinned alpha"
 )]
 pub type Tokio = openraft::impls::TokioRuntime;
+
+/// For the simulator only.
+#[doc(hidden)]
+pub mod testing {
+    use bytes::Bytes;
+
+    /// The granting answer to `message` if it is a pre-vote: what a transport without pre-vote amounts to.
+    pub fn grant_pre_vote(message: &Bytes) -> Option<Bytes> {
+        crate::wire::grant_pre_vote(message)
+    }
+}

@@ -146,7 +146,7 @@ impl<S: StateMachine, D: Disk, R: AsyncRuntime> Server<S, D, R> {
         match self.lock_install().as_ref() {
             Some((known, install)) if *known == id => Some(match install {
                 Install::Working => WORKING,
-                Install::Done(vote) => done(vote.clone()),
+                Install::Done(vote) => done(*vote),
                 Install::Failed => UNKNOWN,
             }),
             _ => None,

@@ -8,6 +8,7 @@ use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, TransferLeaderError, TransferLeaderRequest, VoteRequest, VoteResponse,
 };
 use openraft::vote::RaftLeaderId;
+use prost::Message;
 
 use crate::codec::{self, DecodeError, Kind, PbId};
 use crate::types::{LeaderId, LogEntry, LogId, Types, Vote};
@@ -429,5 +430,26 @@ impl Transferred {
             }
             _ => return Err(DecodeError("the outcome of a transfer")),
         })
+    }
+}
+
+/// See [`crate::testing`].
+pub(crate) fn grant_pre_vote(message: &Bytes) -> Option<Bytes> {
+    match Request::decode(message.clone()).ok()?.ask? {
+        Ask::PreVote(ballot) => {
+            let voted = Voted {
+                vote: ballot.vote,
+                granted: true,
+                last: None,
+            };
+            Some(
+                Reply {
+                    answer: Some(Answer::Vote(voted)),
+                }
+                .encode_to_vec()
+                .into(),
+            )
+        }
+        _ => None,
     }
 }

@@ -186,6 +186,9 @@ impl<D: Disk> Log<D> {
     }
 
     pub(crate) async fn truncate_after(&self, after: Option<LogId>) -> io::Result<()> {
+        if after.is_some_and(|id| id.index >= self.shared.lock().index.next()) {
+            return Ok(());
+        }
         self.shared
             .lock()
             .index
