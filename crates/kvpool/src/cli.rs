@@ -1,0 +1,59 @@
+//! The command line. Each command's flags live beside its code; here is the tree they hang in.
+
+use clap::{Parser, Subcommand};
+
+use crate::bench::BenchArgs;
+use crate::ctl::{get::GetArgs, status::StatusArgs};
+use crate::dev::DevArgs;
+use crate::roles::coordinator::CoordinatorArgs;
+use crate::roles::proxy::ProxyArgs;
+use crate::roles::shard::ShardArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  kvpool dev                          a whole pool on this machine: 3 coordinators, 3 shards, 1 proxy
+  kvpool status                       is the pool healthy, and if not, what is degraded and why
+  kvpool get shards                   the shards, as a table
+  kvpool get slots -o json            who holds which slots, for programs
+
+Settings of `run` commands: flags win over KVPOOL_... variables, those over the --config file, that over defaults.
+Exit codes: 0 done, 1 failed (status: degraded), 2 wrong usage, 3 no coordinator answered.";
+
+/// A KV-cache pool for LLM serving that survives losing any one process.
+#[derive(Debug, Parser)]
+#[command(name = "kvpool", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a whole pool on this machine, as child processes of one command
+    Dev(Box<DevArgs>),
+    /// The Raft group that decides
+    #[command(subcommand)]
+    Coordinator(Run<CoordinatorArgs>),
+    /// A cache server that holds blocks
+    #[command(subcommand)]
+    Shard(Run<ShardArgs>),
+    /// The front ends without a store, beside an engine
+    #[command(subcommand)]
+    Proxy(Run<ProxyArgs>),
+    /// Say whether the pool is healthy, and if not, what is degraded and why
+    Status(StatusArgs),
+    /// Show nodes, shards, slots, coordinators or pools
+    Get(GetArgs),
+    /// Measure servers against each other: throughput, latency and CPU per byte, every byte verified
+    Bench(BenchArgs),
+}
+
+/// What a role can be told to do.
+#[derive(Debug, Subcommand)]
+pub enum Run<A: clap::Args> {
+    /// Run the role in the foreground until SIGTERM or Ctrl-C
+    Run(Box<A>),
+}
+
+#[cfg(test)]
+mod tests;
