@@ -161,12 +161,6 @@ fn peer_for(shard: &MapShard, before: &Routing, identity: &Arc<Identity>) -> Arc
         .filter(|peer| peer.id == shard.id && peer.address == shard.peer && peer.incarnation == shard.incarnation);
     match same {
         Some(peer) => Arc::clone(peer),
-        None => Peer::new(
-            shard.number,
-            &shard.id,
-            &shard.peer,
-            shard.incarnation,
-            Arc::clone(identity),
-        ),
+        None => Peer::new(&shard.id, &shard.peer, shard.incarnation, Arc::clone(identity)),
     }
 }

@@ -331,7 +331,7 @@ async fn ask_seeds(router: Arc<Router>, seeds: Vec<String>, shutdown: Cancellati
         sleep(SEED_AFTER).await;
         while router.known().epoch == 0 && !seeds.is_empty() {
             for seed in &seeds {
-                let peer = Peer::new(0, "seed", seed, 0, Arc::clone(router.identity()));
+                let peer = Peer::new("seed", seed, 0, Arc::clone(router.identity()));
                 match router.fetch_map(&peer).await {
                     Ok(true) => info!(seed, "got the slot map from a shard"),
                     Ok(false) => {}

@@ -300,18 +300,16 @@ impl LocalPut {
             ttl_ms,
         };
         steps.send_modify(|step| step.end = Some(end));
+        // Whoever is in the list now holds the write only once it has said so; a copy that joined meanwhile is told later.
         let gap = Gap {
             write_id,
             removal: false,
         };
-        let others = router.routing();
-        let others = others.list(slot_of(key)).iter().filter_map(|copy| match &copy.holder {
-            Holder::Peer(peer) => Some(Arc::clone(peer)),
-            Holder::Me => None,
-        });
-        // Whoever is in the list now holds the write only once it has said so; a copy that joined meanwhile is told later.
-        let missing: SmallVec<[Arc<Peer>; 2]> = others.collect();
-        missing.iter().for_each(|peer| peer.gaps.add(key, gap));
+        for copy in router.routing().list(slot_of(key)) {
+            if let Holder::Peer(peer) = &copy.holder {
+                peer.gaps.add(key, gap);
+            }
+        }
         let copies = second_copies(key, write_id, copies).await;
         if copies == 0 {
             return (PutOutcome::Stored1, 1);

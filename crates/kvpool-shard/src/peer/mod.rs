@@ -69,7 +69,6 @@ impl Failure {
 
 /// One incarnation of another shard.
 pub(crate) struct Peer {
-    pub(crate) number: u32,
     pub(crate) id: String,
     /// `host:port` of its peer listener.
     pub(crate) address: String,
@@ -99,9 +98,8 @@ impl std::fmt::Debug for Conn {
 }
 
 impl Peer {
-    pub(crate) fn new(number: u32, id: &str, address: &str, incarnation: u64, identity: Arc<Identity>) -> Arc<Self> {
+    pub(crate) fn new(id: &str, address: &str, incarnation: u64, identity: Arc<Identity>) -> Arc<Self> {
         let peer = Arc::new(Peer {
-            number,
             id: id.to_owned(),
             address: address.to_owned(),
             incarnation,

@@ -82,6 +82,13 @@ struct NotFound {
     usual: Usual,
 }
 
+/// Waits until `at`. Not even a moment when it has come: a timer that is due fires with the next millisecond only.
+async fn due(at: Instant) {
+    if at > Instant::now() {
+        sleep_until(at).await;
+    }
+}
+
 impl Router {
     /// Reads a block. The first byte comes within the deadline, or it is a miss.
     pub async fn get(self: &Arc<Self>, op: &Op, key: &Bytes) -> GetAnswer {
@@ -212,7 +219,7 @@ impl Router {
                         next_at = Instant::now();
                     }
                 },
-                () = sleep_until(next_at), if asked < copies.len() => {
+                () = due(next_at), if asked < copies.len() => {
                     if let Some(HeldCopy { holder: Holder::Peer(late), .. }) = asked.checked_sub(1).and_then(|at| copies.get(at))
                         && !asking.is_empty()
                     {
