@@ -15,10 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Slots that one shard may be filling at a time.
-const MAX_FILLING: u32 = 1_024;
+/// Slots that one shard may be filling at a time. What a transfer costs is bounded by the shard, in bytes per second; many small
+/// steps would only make an empty pool slow to spread (each costs a commit, a map and a report).
+const MAX_FILLING: u32 = 8_192;
 /// Slots that one plan may change.
-const MAX_CHANGES: u32 = 4_096;
+const MAX_CHANGES: u32 = 16_384;
 /// Ranges in one command: about 150 kB at the highest factor, far below what raft takes.
 const BATCH: usize = 4_096;
 /// Between two plans, so that a burst of reports costs one plan.
