@@ -15,6 +15,7 @@ mod run;
 mod sink;
 mod staging;
 mod stats;
+mod ticks;
 mod transfer;
 mod usual;
 

@@ -13,7 +13,7 @@ use kvpool_wire::peer::{DropCode, FRAME_BYTES, PutEnd, Role};
 use smallvec::SmallVec;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::Instant;
 
 use crate::clock::to_ms;
 use crate::ops::{Condition, DropReason, ONWARD_STALL, OP_DEADLINE, Op, PutOutcome, PutSpec, SECOND_COPY_DEADLINE};
@@ -23,6 +23,7 @@ use crate::peer::{BreakerState, Failure, Peer};
 use crate::router::{Router, usual_from};
 use crate::routing::Holder;
 use crate::staging::{Buffer, Reservation};
+use crate::ticks::until;
 
 /// Longest time from the last byte to the outcome.
 const ANSWER: Duration = Duration::from_millis(900);
@@ -344,7 +345,7 @@ async fn second_copies(key: &Bytes, write_id: u64, copies: SmallVec<[(Arc<Peer>,
         }
         0
     };
-    let copies = timeout(SECOND_COPY_DEADLINE, first).await.unwrap_or(0);
+    let copies = until(Instant::now() + SECOND_COPY_DEADLINE, first).await.unwrap_or(0);
     if !waiting.is_empty() {
         // Bounded by the senders' own deadlines.
         tokio::spawn(async move { while waiting.next().await.is_some() {} });
@@ -439,13 +440,13 @@ impl Forward {
         self.block.push(std::mem::replace(&mut self.buffer, next), self.crc);
         (self.filled, self.crc) = (0, 0);
         self.steps.send_modify(|step| step.pieces += 1);
-        let mut stalled = !self.block.kept && self.slide().await.is_err();
+        let mut stalled = !self.block.kept && self.slide().await.is_none();
         if let Attempt::Peer(_, sending) = &mut self.attempt
             && sending.is_finished()
         {
             let sent = sending.await;
             stalled = false;
-            if let Some(outcome) = self.conclude(router, key, spec, Ok(sent)) {
+            if let Some(outcome) = self.conclude(router, key, spec, Some(sent)) {
                 return Err(outcome);
             }
         }
@@ -457,12 +458,12 @@ impl Forward {
     }
 
     /// Waits until the window has room again.
-    async fn slide(&self) -> Result<(), tokio::time::error::Elapsed> {
-        let until = Instant::now() + ONWARD_STALL;
+    async fn slide(&self) -> Option<()> {
+        let end_by = Instant::now() + ONWARD_STALL;
         while self.block.waiting() as u64 > WINDOW_PIECES - 2 {
-            timeout_at(until, self.block.moved()).await?;
+            until(end_by, self.block.moved()).await?;
         }
-        Ok(())
+        Some(())
     }
 
     /// An attempt has ended, or its time is up: the outcome, or the next copy is tried.
@@ -495,7 +496,7 @@ impl Forward {
         ttl: Option<Duration>,
         condition: Condition,
     ) -> PutOutcome {
-        let until = Instant::now() + ANSWER;
+        let end_by = Instant::now() + ANSWER;
         let end = PutEnd {
             commit: true,
             condition: crate::router::condition_to(condition),
@@ -506,9 +507,9 @@ impl Forward {
             let sent = match &mut self.attempt {
                 Attempt::Failed(reason) => return PutOutcome::Dropped(*reason),
                 Attempt::Me => return keep_here(router, &self.op, key, spec, &self.block, ttl, condition).await,
-                Attempt::Peer(_, sending) => timeout_at(until, sending).await,
+                Attempt::Peer(_, sending) => until(end_by, sending).await,
             };
-            let late = sent.is_err();
+            let late = sent.is_none();
             let outcome = self.conclude(router, key, &spec, sent);
             if matches!(outcome, Some(PutOutcome::Stored2 | PutOutcome::Stored1)) {
                 router.lengths().wrote(key, spec.len, router.now_ms());
@@ -522,16 +523,16 @@ impl Forward {
     }
 }
 
-/// How a sender ended; the outer error is its time being up.
-type Ended = Result<Result<Result<Sent, Failure>, tokio::task::JoinError>, tokio::time::error::Elapsed>;
+/// How a sender ended; `None` when its time was up.
+type Ended = Option<Result<Result<Sent, Failure>, tokio::task::JoinError>>;
 
 fn verdict(router: &Router, key: &[u8], sent: Ended) -> Verdict {
     match sent {
-        Err(_) | Ok(Err(_)) => Verdict::TryNext(DropReason::Stalled),
-        Ok(Ok(Err(failure))) if failure.is_deadline() => Verdict::TryNext(DropReason::Stalled),
-        Ok(Ok(Err(Failure::Busy))) => Verdict::TryNext(DropReason::Shed),
-        Ok(Ok(Err(_))) => Verdict::TryNext(DropReason::OwnerDown),
-        Ok(Ok(Ok(sent))) => match sent {
+        None | Some(Err(_)) => Verdict::TryNext(DropReason::Stalled),
+        Some(Ok(Err(failure))) if failure.is_deadline() => Verdict::TryNext(DropReason::Stalled),
+        Some(Ok(Err(Failure::Busy))) => Verdict::TryNext(DropReason::Shed),
+        Some(Ok(Err(_))) => Verdict::TryNext(DropReason::OwnerDown),
+        Some(Ok(Ok(sent))) => match sent {
             Sent::Stored { copies, usual } => {
                 router.lengths().learn(key, usual_from(usual), router.now_ms());
                 Verdict::Outcome(if copies >= 2 {

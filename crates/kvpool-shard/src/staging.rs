@@ -18,7 +18,7 @@ const UNIT_BYTES: u64 = 4096;
 /// Full-size buffers kept for reuse.
 const FREE_BUFFERS: usize = 24;
 /// Buffers up to this size are plain allocations.
-const SMALL_BYTES: usize = 64 * 1024;
+const SMALL_BYTES: usize = 16 * 1024;
 
 pub(crate) struct Staging {
     permits: Arc<Semaphore>,

@@ -10,7 +10,9 @@ use kvpool_wire::peer::{self, ENVELOPE_BYTES, FRAME_HEAD_BYTES, FrameHead, PeerE
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::Instant;
+
+use crate::ticks::until;
 
 /// Size of the input buffer in bytes; most heads fit.
 const BUFFER_BYTES: usize = 4096;
@@ -264,14 +266,14 @@ async fn read(stream: &TcpStream, slices: &mut [IoSliceMut<'_>], patience: Patie
 }
 
 async fn wait(ready: impl Future<Output = io::Result<()>>, patience: Patience) -> Result<(), WireError> {
-    let waited = match patience {
-        Patience::Until(deadline) => timeout_at(deadline, ready).await,
-        Patience::Stall(longest) => timeout(longest, ready).await,
-        Patience::Forever => Ok(ready.await),
+    let deadline = match patience {
+        Patience::Until(deadline) => deadline,
+        Patience::Stall(longest) => Instant::now() + longest,
+        Patience::Forever => return Ok(ready.await?),
     };
-    match waited {
-        Ok(ready) => Ok(ready?),
-        Err(_) => Err(WireError::Deadline),
+    match until(deadline, ready).await {
+        Some(ready) => Ok(ready?),
+        None => Err(WireError::Deadline),
     }
 }
 

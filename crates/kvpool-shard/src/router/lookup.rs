@@ -17,7 +17,7 @@ use futures::stream::FuturesUnordered;
 use kvpool_state::slot_of;
 use kvpool_store::{BlockRef, Existence, Lookup, Miss};
 use kvpool_wire::peer::{FRAME_BYTES, Info, MissCode, Reply, Request};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::{Router, usual_from};
 use crate::body::{Opening, Stream, take_rest};
@@ -29,6 +29,7 @@ use crate::peer::wire::Patience;
 use crate::peer::{BreakerState, Conn, Failure, Peer};
 use crate::routing::{HeldCopy, Holder};
 use crate::staging::{Buffer, Reservation, Staging};
+use crate::ticks::sleep_until;
 
 /// What is looked for.
 #[derive(Clone, Copy, PartialEq, Eq)]

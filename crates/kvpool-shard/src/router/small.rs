@@ -8,7 +8,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use kvpool_state::slot_of;
 use kvpool_wire::peer::{Reply, Request, Role};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::Router;
 use crate::clock::to_ms;
@@ -16,6 +16,7 @@ use crate::ops::{FIRST_COPY_DEADLINE, OP_DEADLINE, Op, Ttl};
 use crate::peer::gaps::Gap;
 use crate::peer::{Asked, Peer};
 use crate::routing::Holder;
+use crate::ticks::until;
 
 /// Time for one copy's answer, which may include its own word with the others.
 const ATTEMPT: Duration = OP_DEADLINE.checked_div(2).expect("two is not zero");
@@ -174,7 +175,7 @@ impl Router {
             .collect();
         let all = async { while telling.next().await.is_some() {} };
         // Each of them has this deadline itself; the timeout is for a connection that waits for its turn.
-        let _ = timeout(FIRST_COPY_DEADLINE * 2, all).await;
+        let _ = until(Instant::now() + FIRST_COPY_DEADLINE * 2, all).await;
     }
 }
 

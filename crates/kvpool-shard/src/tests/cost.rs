@@ -64,7 +64,11 @@ async fn cost_of_forwarding_and_replication() {
     alone.router.adopt(&map_of(1, &[(3, alone.address)], &[(3, true)]));
     let (direct, forwarded) = (front(&nodes[0].router).await, front(&proxy.router).await);
     let single = front(&alone.router).await;
-    for len in [64 << 10, MIB, 4 * MIB, 16 * MIB] {
+    let sizes = match std::env::var("KVPOOL_COST_BYTES") {
+        Ok(bytes) => vec![bytes.parse().unwrap()],
+        Err(_) => vec![64 << 10, MIB, 4 * MIB, 16 * MIB],
+    };
+    for len in sizes {
         put(&proxy.router, "g", &value(1, len)).await;
         let count = (128 * MIB / len).min(500);
         let (mut gets_cost, mut puts_cost) = (Vec::new(), Vec::new());

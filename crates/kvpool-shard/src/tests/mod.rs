@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::ops::{Body, Condition, Front, GetAnswer, MissReason, Path, PutOutcome, PutSpec};
+use crate::ops::{Body, Condition, Front, GetAnswer, MissReason, Op, Path, PutOutcome, PutSpec};
 use crate::peer::server;
 use crate::router::Router;
 
@@ -174,8 +174,11 @@ fn spec(len: usize) -> PutSpec {
 }
 
 async fn put(router: &Arc<Router>, name: &str, bytes: &[u8]) -> PutOutcome {
-    let op = router.op(Front::Resp);
-    let mut sink = router.put(&op, &key(name), spec(bytes.len())).await;
+    put_as(router, &router.op(Front::Resp), name, bytes).await
+}
+
+async fn put_as(router: &Arc<Router>, op: &Op, name: &str, bytes: &[u8]) -> PutOutcome {
+    let mut sink = router.put(op, &key(name), spec(bytes.len())).await;
     let mut rest = bytes;
     while sink.remaining() > 0 {
         let spare = sink.spare();

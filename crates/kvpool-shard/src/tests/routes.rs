@@ -210,7 +210,7 @@ async fn an_operation_of_an_older_generation_gets_and_stores_nothing() {
         }
     ));
     assert_eq!(
-        put(&proxy.router, "k", b"old weights").await,
+        put_as(&proxy.router, &op, "k", b"old weights").await,
         PutOutcome::Dropped(DropReason::Generation)
     );
     eventually("the proxy fetches the newer map from a shard", || {
