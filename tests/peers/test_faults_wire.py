@@ -121,6 +121,7 @@ def test_O13_an_idle_client_is_kept(pool, clients, unique):
         assert before <= connections(clients("writer").pid, c.port), "an idle connection was closed"
         c.put(keys[1:])
         assert c.exists(keys) == [True, True] and c.get(keys) == ["hit", "hit"]
+    for c, _ in conns:
         c.close()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 from harness import wait_until
-from lmcache_client import MIB, ClientError
+from lmcache_client import MIB
 from wire import Lm, Resp, block, lm_request, PUT
 
 SCHEMES = ["lm", "redis", "resp", "valkey", "mp"]
@@ -87,12 +87,15 @@ def test_a_native_miss_neither_hangs_nor_unsteps_the_adapter(pool, clients, uniq
 
 
 @pytest.mark.parametrize("via", ["proxy", "shard1"])
-def test_a_native_miss_in_process_raises_at_once_and_the_connection_goes_on(pool, clients, unique, via):
+def test_a_native_miss_in_process_returns_and_the_connection_goes_on(pool, clients, unique, via):
+    """LMCache 0.5.6's `resp://` connector ignores which keys of a load failed and hands out the buffer as it was: whatever a
+    server answers to a miss, the engine is given stale bytes (docs/lmcache.md). What a server can do is not to hang it."""
     there, absent = unique(4), unique(1)
     c = open_at(clients("native"), pool, via, "resp", workers=1, model="meta/miss")
     c.put(there)
-    with pytest.raises(ClientError, match="size header mismatch"):
-        c.get(absent)
+    assert c.exists(there + absent) == [True] * 4 + [False]
+    (result,) = c.get(absent)
+    assert result.startswith("bad"), "LMCache reports misses of resp:// now: tell docs/lmcache.md"
     assert c.get(there) == ["hit"] * 4
     assert c.exists(there + absent) == [True] * 4 + [False]
     assert c.get(there, batch=True) == ["hit"] * 4
@@ -171,10 +174,7 @@ def test_a_torn_put_was_never_there(pool, clients, unique, scheme, via):
         with Resp(address(pool, via, "resp")) as torn:
             torn.s.sendall(b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name.encode(), size) + b"x" * 1000)
     assert c.exists([key]) == [False]
-    if scheme == "resp":
-        with pytest.raises(ClientError, match="size header mismatch"):
-            c.get([key])
-    else:
+    if scheme != "resp":  # which cannot be told of a miss: see above
         assert c.get([key]) == ["miss"]
     c.put([key])
     assert c.exists([key]) == [True]
