@@ -21,7 +21,7 @@ mod transport;
 
 pub use config::{CoordinatorConfig, CoordinatorError};
 pub use kvpool_proto::{JoinToken, Timing};
-pub use run::{Coordinator, CoordinatorHandle, run};
+pub use run::{Coordinator, CoordinatorHandle};
 
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,7 @@ use crate::replica::Machine;
 use crate::server::serve;
 use crate::status::{report, set_gauges};
 use crate::transport::GrpcTransport;
+use futures::future::BoxFuture;
 use kvpool_proto::Timing;
 use kvpool_proto::v1::StatusReply;
 use kvpool_raft::{Config, FileDisk, InitializeError, LogError, Marker, RaftNode, Timing as RaftTiming};
@@ -56,14 +57,6 @@ impl CoordinatorHandle {
     }
 }
 
-/// Runs a member until it is told to stop.
-///
-/// # Errors
-/// [`CoordinatorError`]: the process should exit with an error.
-pub async fn run(config: CoordinatorConfig) -> Result<(), CoordinatorError> {
-    Coordinator::new(config)?.run().await
-}
-
 impl Coordinator {
     /// Checks the settings.
     ///
@@ -92,11 +85,17 @@ impl Coordinator {
         self.core.clone()
     }
 
-    /// Runs until `shutdown` or until the member can't go on.
+    /// Runs until `shutdown` or until the member can't go on. Boxed here, so that no crate above compiles the member's
+    /// code (all of openraft) once more.
     ///
     /// # Errors
     /// [`CoordinatorError`]: the process should exit with an error.
-    pub async fn run(self) -> Result<(), CoordinatorError> {
+    #[must_use]
+    pub fn run(self) -> BoxFuture<'static, Result<(), CoordinatorError>> {
+        Box::pin(self.run_to_the_end())
+    }
+
+    async fn run_to_the_end(self) -> Result<(), CoordinatorError> {
         let Coordinator { core, config, ready } = self;
         let CoordinatorConfig {
             grpc,

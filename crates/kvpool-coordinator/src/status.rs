@@ -49,13 +49,15 @@ pub(crate) fn report(core: &Core) -> StatusReply {
         reply.pools = state.pools().map(|p| pool_status(state, p)).collect();
     });
     shard_conditions(&reply.shards, &mut conditions);
-    let shortfalls = duty.as_ref().map(|d| d.shortfalls.lock().clone()).unwrap_or_default();
-    for pool in &reply.pools {
-        let rules = shortfalls.get(&pool.name).into_iter().flatten();
-        let why: Vec<String> = rules
-            .map(|s| format!("{} ({} slots)", s.rule.words(), s.slots))
-            .collect();
-        pool_conditions(pool, &why.join("; "), &mut conditions);
+    let placements = duty.as_ref().map(|d| d.placements.lock().clone()).unwrap_or_default();
+    for pool in &mut reply.pools {
+        let placement = placements.get(&pool.name).cloned().unwrap_or_default();
+        pool.settled = placement.settled && placement.epoch == pool.epoch;
+        let words = placement
+            .shortfall
+            .iter()
+            .map(|s| format!("{} ({} slots)", s.rule.words(), s.slots));
+        pool_conditions(pool, &words.collect::<Vec<_>>().join("; "), &mut conditions);
     }
     for (actor, failing) in core.conditions.failing() {
         conditions.push(condition("actor_failing", &actor, &failing.message));

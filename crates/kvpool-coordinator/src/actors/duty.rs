@@ -29,6 +29,16 @@ pub(crate) struct Attach {
     _permit: Permit,
 }
 
+/// What placement says of a pool.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Placement {
+    /// Epoch of the map that it looked at.
+    pub(crate) epoch: u64,
+    pub(crate) settled: bool,
+    /// What it can't do.
+    pub(crate) shortfall: Vec<Shortfall>,
+}
+
 pub(crate) struct Duty {
     pub(crate) core: Arc<Core>,
     pub(crate) term: u64,
@@ -37,8 +47,8 @@ pub(crate) struct Duty {
     pub(crate) end: CancellationToken,
     pub(crate) observed: Arc<Observed>,
     pub(crate) inbox: Inbox,
-    /// What placement can't do, by pool, for the status.
-    pub(crate) shortfalls: Mutex<BTreeMap<String, Vec<Shortfall>>>,
+    /// What the newest plan of each pool said, for the status.
+    pub(crate) placements: Mutex<BTreeMap<String, Placement>>,
     /// Replaced when the supervisor is restarted.
     pub(crate) nodes: Mutex<Option<ActorRef<NodeSupervisorMsg>>>,
     attaching: Gate,
@@ -53,7 +63,7 @@ impl Duty {
             end: CancellationToken::new(),
             observed: Arc::default(),
             inbox: Inbox::default(),
-            shortfalls: Mutex::default(),
+            placements: Mutex::default(),
             nodes: Mutex::default(),
             attaching: Gate::new("registrations", MAX_ATTACHING),
         })

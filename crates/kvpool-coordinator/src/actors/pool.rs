@@ -1,6 +1,6 @@
 //! PoolActor: the shell around placement for one pool, and the supervisor of its ShardActors.
 
-use crate::actors::duty::Duty;
+use crate::actors::duty::{Duty, Placement};
 use crate::actors::follow_state;
 use crate::actors::gate::{OwnedTask, Signal};
 use crate::actors::restart::Nursery;
@@ -136,7 +136,12 @@ async fn plan_and_commit(duty: &Duty, pool: &str) -> Result<(), Refused> {
     let made = tokio::task::spawn_blocking(move || place(&snapshot)).await;
     let made = made.map_err(|e| Refused::new(Reason::Unknown, format!("failed to plan: {e}")))?;
     let why = why(&made);
-    duty.shortfalls.lock().insert(pool.to_owned(), made.shortfall);
+    let placement = Placement {
+        epoch: base_epoch,
+        settled: made.settled,
+        shortfall: made.shortfall,
+    };
+    duty.placements.lock().insert(pool.to_owned(), placement);
     for ranges in made.ranges.chunks(BATCH) {
         let step = PlanSlots {
             pool: pool.to_owned(),

@@ -103,7 +103,8 @@ async fn o17_no_quorum_is_a_fast_and_distinct_error() {
     let status = client.status().await.unwrap();
     assert!(!status.healthy && status.leader_id == 0);
     assert!(status.conditions.iter().any(|c| c.kind == "no_quorum"), "{status:?}");
-    assert!(!cluster.running(others[1]).handle.is_ready());
+    let handle = &cluster.running(others[1]).handle;
+    eventually("it is not ready", async || (!handle.is_ready()).then_some(())).await;
 
     cluster.start_member(others[0]).await;
     cluster.wait_ready().await;

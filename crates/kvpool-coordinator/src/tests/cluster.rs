@@ -5,6 +5,7 @@ use crate::actors::{LeadershipMsg, Target};
 use crate::core::Core;
 use crate::{Coordinator, CoordinatorConfig, CoordinatorError, CoordinatorHandle};
 use kvpool_client::{Client, ClientConfig, StatusReply, Timing};
+use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -33,7 +34,7 @@ pub(super) struct Running {
     pub(super) handle: CoordinatorHandle,
     pub(super) core: Arc<Core>,
     shutdown: CancellationToken,
-    outcome: oneshot::Receiver<Result<(), CoordinatorError>>,
+    outcome: Mutex<oneshot::Receiver<Result<(), CoordinatorError>>>,
 }
 
 impl Running {
@@ -72,6 +73,7 @@ impl TestCluster {
             cluster.start_member(id).await;
         }
         cluster.wait_ready().await;
+        cluster.leader().await;
         cluster
     }
 
@@ -100,6 +102,12 @@ impl TestCluster {
                 .ok()
         })
         .await;
+        // So may its data directory: a killed process would have let go of it at once.
+        let dir = self.data_dir(id);
+        eventually("the directory is free", async || {
+            kvpool_raft::FileDisk::open(&dir).ok().map(drop)
+        })
+        .await;
         let shutdown = CancellationToken::new();
         let mut config = CoordinatorConfig {
             id,
@@ -124,7 +132,7 @@ impl TestCluster {
             handle,
             core,
             shutdown,
-            outcome,
+            outcome: Mutex::new(outcome),
         });
     }
 
@@ -142,8 +150,13 @@ impl TestCluster {
 
     pub(super) async fn wait_ready(&self) {
         eventually("every member is ready", async || {
-            let running = || self.members.iter().filter_map(|m| m.running.as_ref());
-            running().all(|r| r.handle.is_ready()).then_some(())
+            for running in self.members.iter().filter_map(|m| m.running.as_ref()) {
+                if let Ok(outcome) = running.outcome.lock().try_recv() {
+                    panic!("a member stopped: {outcome:?}");
+                }
+            }
+            let mut running = self.members.iter().filter_map(|m| m.running.as_ref());
+            running.all(|r| r.handle.is_ready()).then_some(())
         })
         .await;
     }
@@ -168,7 +181,7 @@ impl TestCluster {
     pub(super) async fn stop(&mut self, id: u64) -> Result<(), CoordinatorError> {
         let running = self.member_mut(id).running.take().unwrap();
         running.shutdown.cancel();
-        let outcome = running.outcome.await.unwrap();
+        let outcome = running.outcome.into_inner().await.unwrap();
         running.runtime.shutdown_background();
         outcome
     }
@@ -176,7 +189,7 @@ impl TestCluster {
     /// What a member that stops by itself says.
     pub(super) async fn outcome(&mut self, id: u64) -> Result<(), CoordinatorError> {
         let running = self.member_mut(id).running.take().unwrap();
-        let outcome = running.outcome.await.unwrap();
+        let outcome = running.outcome.into_inner().await.unwrap();
         running.runtime.shutdown_background();
         outcome
     }

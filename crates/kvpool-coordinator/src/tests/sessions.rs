@@ -104,7 +104,9 @@ async fn o38_a_leader_change_keeps_shards_up() {
     let shards: Vec<_> = ["a", "b", "c"]
         .map(|id| FakeShard::start(&cluster, id, "boot-1"))
         .into();
-    cluster.wait_status("all slots have two copies", |s| s.healthy).await;
+    cluster
+        .wait_status("all slots are where they belong", |s| s.healthy && s.pools[0].settled)
+        .await;
     let mut before = Vec::new();
     for shard in &shards {
         before.push(shard.incarnation().await);
@@ -133,7 +135,12 @@ async fn o38_a_leader_change_keeps_shards_up() {
         cluster.wait_status("all is well again", |s| s.healthy).await;
     }
     let after = cluster.client().list(Kind::Unspecified).await.unwrap();
-    assert_eq!(after.records, listed.records);
+    assert!(
+        after.records == listed.records,
+        "{} and {}",
+        listed.revision,
+        after.revision
+    );
     for (shard, before) in shards.iter().zip(before) {
         assert_eq!(shard.incarnation().await, before);
         assert_eq!(shard.clears.load(Ordering::SeqCst), 1);

@@ -51,7 +51,7 @@ impl FakeShard {
         let fill = tokio::spawn(fill(session.clone(), map.clone(), id, summary_tx));
         FakeShard {
             state: session.state(),
-            session,
+            _session: session,
             clears,
             map,
             tasks: vec![follow, fill],
