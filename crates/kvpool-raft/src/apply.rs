@@ -4,6 +4,7 @@
 //! published; the state is moved to a worker for a restore and never seen half restored.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -15,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::disk::{Disk, offload};
 use crate::log::TMP_SUFFIX;
-use crate::machine::{SnapshotWriter, StateMachine};
+use crate::machine::{SnapshotWriter, StateMachine, StopMember};
 use crate::metric_definitions as metric;
 use crate::snapshot::{SnapshotFile, SnapshotStore};
 use crate::types::{CommittedLeaderId, LogId, Opaque, Payload, SnapshotMeta, StoredMembership, Types};
@@ -50,10 +51,13 @@ impl<S: StateMachine, D: Disk> Machine<S, D> {
     fn apply_one(&mut self, id: LogId, payload: Payload) -> io::Result<Bytes> {
         let response = match payload {
             EntryPayload::Blank => Bytes::new(),
-            EntryPayload::Normal(command) => self
-                .machine()?
-                .apply(id.index, id.leader_id.term, &command.0)
-                .map_err(io::Error::other)?,
+            EntryPayload::Normal(command) => {
+                let machine = self.machine()?;
+                // A panic would take the library's worker away without a word; an error stops the member cleanly.
+                let apply = AssertUnwindSafe(|| machine.apply(id.index, id.leader_id.term, &command.0));
+                let applied = catch_unwind(apply).unwrap_or_else(|_| Err(StopMember(format!("a panic at {id}"))));
+                applied.map_err(io::Error::other)?
+            }
             EntryPayload::Membership(membership) => {
                 self.membership = StoredMembership::new(Some(id), membership);
                 Bytes::new()

@@ -115,11 +115,17 @@ impl<S: StateMachine, D: Disk, R: AsyncRuntime> RaftNode<S, D, R> {
     pub async fn propose(&self, command: Bytes) -> Result<Applied, ProposeError> {
         let started = Instant::now();
         let outcome = self.try_propose(command).await;
+        self.record_in_flight();
         match &outcome {
             Ok(_) => metrics::histogram!(metric::COMMIT_SECONDS).record(started.elapsed().as_secs_f64()),
             Err(e) => metrics::counter!(metric::REFUSED_TOTAL, "reason" => e.reason()).increment(1),
         }
         outcome
+    }
+
+    fn record_in_flight(&self) {
+        let free = self.inner.gate.available_permits();
+        metrics::gauge!(metric::IN_FLIGHT).set(self.inner.max_in_flight.saturating_sub(free) as f64);
     }
 
     async fn try_propose(&self, command: Bytes) -> Result<Applied, ProposeError> {
@@ -135,7 +141,7 @@ impl<S: StateMachine, D: Disk, R: AsyncRuntime> RaftNode<S, D, R> {
                 retry_after: inner.heartbeat,
             });
         };
-        metrics::gauge!(metric::IN_FLIGHT).set((inner.max_in_flight - inner.gate.available_permits()) as f64);
+        self.record_in_flight();
         let (tx, rx) = R::Oneshot::channel();
         let reply = Reply::<R, _>::new(tx, permit);
         let sent = inner.raft.client_write_ff(Opaque(command), Some(reply)).await;

@@ -29,6 +29,15 @@ pub(crate) async fn run<R: AsyncRuntime>(
             break;
         }
     }
+    // A core that stops says so first. One that panics just goes.
+    to.send_if_modified(|last| {
+        let silent = last.role != Role::Stopped;
+        if silent {
+            last.role = Role::Stopped;
+            last.fatal = Some("the consensus core panicked".to_string());
+        }
+        silent
+    });
 }
 
 /// One status from one set of metrics.

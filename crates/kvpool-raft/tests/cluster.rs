@@ -185,30 +185,32 @@ async fn leadership_is_transferred_and_reads_see_writes() {
 }
 
 #[tokio::test]
-async fn an_apply_that_refuses_stops_the_member() {
-    let dir = tempfile::tempdir().unwrap();
-    let disk = FileDisk::open(dir.path()).unwrap();
-    let node = Node::start(small(1), disk, Direct::default(), Journal::default())
-        .await
-        .unwrap();
-    node.initialize([(1, "member-1".to_string())].into()).await.unwrap();
-    node.propose(Bytes::from_static(b"fine")).await.unwrap();
-    let outcome = node.propose(Bytes::from_static(b"poison")).await;
-    assert!(
-        matches!(outcome, Err(ProposeError::Unknown(_) | ProposeError::Fatal(_))),
-        "{outcome:?}"
-    );
-    let mut watch = node.status_watch();
-    let fatal = watch
-        .wait_for(|s| s.fatal.is_some())
-        .await
-        .unwrap()
-        .fatal
-        .clone()
-        .unwrap();
-    assert!(fatal.contains("poison"), "{fatal}");
-    assert_eq!(node.status().role, Role::Stopped);
-    node.shutdown().await;
+async fn an_apply_that_refuses_or_panics_stops_the_member() {
+    for word in ["poison", "panic"] {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = FileDisk::open(dir.path()).unwrap();
+        let node = Node::start(small(1), disk, Direct::default(), Journal::default())
+            .await
+            .unwrap();
+        node.initialize([(1, "member-1".to_string())].into()).await.unwrap();
+        node.propose(Bytes::from_static(b"fine")).await.unwrap();
+        let outcome = node.propose(Bytes::from(word)).await;
+        assert!(
+            matches!(outcome, Err(ProposeError::Unknown(_) | ProposeError::Fatal(_))),
+            "{outcome:?}"
+        );
+        let mut watch = node.status_watch();
+        let fatal = watch
+            .wait_for(|s| s.fatal.is_some())
+            .await
+            .unwrap()
+            .fatal
+            .clone()
+            .unwrap();
+        assert!(fatal.contains(word), "{fatal}");
+        assert_eq!(node.status().role, Role::Stopped);
+        node.shutdown().await;
+    }
 }
 
 #[tokio::test]

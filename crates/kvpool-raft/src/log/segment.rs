@@ -102,7 +102,7 @@ pub(crate) fn replay<D: Disk>(disk: &D, options: &LogOptions) -> Result<Replayed
         return Err(Damage::Missing(format!("the segment with entry {index}")).into());
     }
     // The mark is written behind the entries it covers, so a mark beyond the end means lost entries.
-    if log.index.committed > log.index.last {
+    if log.index.committed.map(|id| id.index) > log.index.last.map(|id| id.index) {
         let what = "committed entries are missing at the end of the log".to_string();
         return Err(Damage::Corrupt {
             file: segment_name(last),

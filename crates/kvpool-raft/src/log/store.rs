@@ -93,7 +93,14 @@ impl<R: AsyncRuntime, D: Disk> RaftLogReader<Types<R>> for LogReader<D> {
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<LogEntry>, io::Error> {
-        self.0.read(start, end, APPEND_BYTES).await
+        let entries = self.0.read(start, end, APPEND_BYTES).await?;
+        // When the start was purged meanwhile nothing may be sent: the library takes it for a heartbeat, but
+        // would send what follows as if it were the start.
+        Ok(if entries.first().is_some_and(|first| first.log_id.index == start) {
+            entries
+        } else {
+            Vec::new()
+        })
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
@@ -112,7 +119,11 @@ impl<R: AsyncRuntime, D: Disk> RaftLogReader<Types<R>> for LogReader<D> {
                 return None;
             }
             match log.read(from, until, APPEND_BYTES).await {
-                Ok(entries) if entries.is_empty() => None,
+                // Skipping entries would be worse than stopping (openraft issue 2116 has this shape).
+                Ok(entries) if entries.first().is_none_or(|first| first.log_id.index != from) => {
+                    let what = format!("failed to apply: entry {from} is not in the log");
+                    Some((vec![Err(io::Error::new(io::ErrorKind::NotFound, what))], (log, until)))
+                }
                 Ok(entries) => {
                     let next = from + entries.len() as u64;
                     Some((entries.into_iter().map(Ok).collect(), (log, next)))

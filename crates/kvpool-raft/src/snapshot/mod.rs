@@ -182,7 +182,8 @@ impl<D: Disk> Clone for SnapshotStore<D> {
 fn file_name(meta: &SnapshotMeta) -> String {
     match meta.last_log_id {
         Some(id) => format!("{:020}-{:020}{SUFFIX}", id.index, id.leader_id.term),
-        None => format!("empty{SUFFIX}"),
+        // Orders before every digit.
+        None => format!("-empty{SUFFIX}"),
     }
 }
 

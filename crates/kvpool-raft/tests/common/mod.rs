@@ -36,6 +36,7 @@ impl StateMachine for Journal {
         if command == b"poison" {
             return Err(StopMember("poison".to_string()));
         }
+        assert!(command != b"panic", "told to panic");
         let mut all = self.0.lock().unwrap();
         all.push(command.to_vec());
         Ok(Bytes::from((all.len() as u64 - 1).to_le_bytes().to_vec()))
