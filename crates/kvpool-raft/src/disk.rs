@@ -108,7 +108,7 @@ impl FileDisk {
     /// `WouldBlock` when another process or handle uses the directory; otherwise what the system says.
     pub fn open(dir: impl AsRef<Path>) -> io::Result<Self> {
         let dir = dir.as_ref().to_path_buf();
-        std::fs::create_dir_all(&dir)?;
+        create_durable(&dir)?;
         let lock = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -127,6 +127,24 @@ impl FileDisk {
     fn path(&self, name: &str) -> PathBuf {
         self.inner.dir.join(name)
     }
+}
+
+/// Creates a directory with its ancestors, each synced into its parent: otherwise a power loss could take the
+/// directory with everything that was made durable inside it.
+fn create_durable(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    let parent = match dir.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    create_durable(parent)?;
+    match std::fs::create_dir(dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    File::open(parent)?.sync_all()
 }
 
 impl Disk for FileDisk {
