@@ -1,16 +1,12 @@
 //! A member is killed with SIGKILL again and again while it writes; what it acknowledged must be there.
 //!
 //! The child is this test binary run again for `child` with the directory in an environment variable.
-#![allow(clippy::unwrap_used, reason = "all of it is tests")]
-
-mod common;
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::{Direct, Journal, Node, small};
 use bytes::Bytes;
-use common::{Direct, Journal, Node, small};
 use kvpool_raft::FileDisk;
 
 const DIR: &str = "KVPOOL_TEST_KILL_DIR";
@@ -66,7 +62,7 @@ fn acknowledged_writes_survive_sigkill() {
     let mut random = seed;
     for round in 0..ROUNDS {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["child", "--exact", "--nocapture"])
+            .args(["kill::child", "--exact", "--nocapture"])
             .env(DIR, dir.path())
             .stdout(Stdio::piped())
             .spawn()

@@ -1,13 +1,9 @@
 //! Whatever comes in on the wire: an error or an answer, never a panic, and the member goes on.
-#![allow(clippy::unwrap_used, reason = "all of it is tests")]
-
-mod common;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::common::{Journal, Node, small};
 use bytes::Bytes;
-use common::{Journal, Node, small};
 use kvpool_raft::{FileDisk, HandleError, Lane, MAX_MESSAGE_BYTES, Peer, RaftNode, Transport, TransportError};
 
 /// Keeps what a member sends; nobody answers.

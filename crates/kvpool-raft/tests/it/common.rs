@@ -1,10 +1,4 @@
 //! Members in one process on real files: a register of bytes, and a transport that calls `handle` directly.
-#![allow(
-    dead_code,
-    clippy::unwrap_used,
-    reason = "each test binary uses its own part, and all of it is tests"
-)]
-
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};

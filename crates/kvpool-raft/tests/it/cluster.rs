@@ -1,11 +1,9 @@
 //! Three members on real files.
 
-mod common;
-
 use std::time::Duration;
 
+use crate::common::{Cluster, Direct, Journal, Node, small};
 use bytes::Bytes;
-use common::{Cluster, Direct, Journal, Node, small};
 use kvpool_raft::{
     Config, Damage, FileDisk, HandleError, InitializeError, LogError, MAX_COMMAND_BYTES, ProposeError, ReadError, Role,
     StartError, Timing,
