@@ -43,10 +43,10 @@ def test_O08_a_writer_that_dies_leaves_nothing_behind(pool, unique, front):
     key, size = f"m@1@0@{unique()[0]:x}@bfloat16", 64 * MIB
     address = pool.proxy.address[front]
     with Resp(pool.proxy.address["resp"]) as r:
-        r("DEL", "settle")
+        assert r("SET", f"o08-{key}", b"something") == "OK"
 
     def in_use():
-        return pool.total("kvpool_store_bytes", pool.shards)
+        return pool.total("kvpool_shard_arena_bytes", pool.shards, kind="used")
 
     before = in_use()
     if front == "lm":
@@ -59,6 +59,7 @@ def test_O08_a_writer_that_dies_leaves_nothing_behind(pool, unique, front):
     with Lm(pool.proxy.address["lm"]) as lm, Resp(address if front == "resp" else pool.proxy.address["resp"]) as r:
         assert r("EXISTS", key) == 0 and not lm.exists(key)
         assert lm.get(key) is None
+        assert in_use() > 0, "the gauge is there"
         wait_until("the bytes of the unfinished block are free again", lambda: in_use() <= before + MIB, 15)
         if front == "lm":
             lm.put(key, body)

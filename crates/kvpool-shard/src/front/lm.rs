@@ -59,16 +59,17 @@ impl Client {
     async fn header(&mut self) -> Result<[u8; REQUEST_BYTES], End> {
         loop {
             let unread = self.conn.unread();
+            // Before anything is consumed, so that `refuse` sees how the stream begins.
+            if let Some(code) = unread.first_chunk::<4>()
+                && let Err(error) = LmCommand::from_code(i32::from_le_bytes(*code))
+            {
+                return Err(self.refuse(error));
+            }
             if let Some(header) = unread.first_chunk::<REQUEST_BYTES>() {
                 let header = *header;
                 self.conn.consume(REQUEST_BYTES);
                 self.conn.header_done();
                 return Ok(header);
-            }
-            if let Some(code) = unread.first_chunk::<4>()
-                && let Err(error) = LmCommand::from_code(i32::from_le_bytes(*code))
-            {
-                return Err(self.refuse(error));
             }
             let begun = unread.len();
             self.conn.fill(begun > 0, begun).await?;
@@ -77,10 +78,8 @@ impl Client {
 
     fn refuse(&self, error: LmError) -> End {
         match error {
-            LmError::UnknownCommand(code) => {
-                let unread = self.conn.unread();
-                let code = code.to_le_bytes();
-                let foreign = Foreign::of(if unread.is_empty() { &code } else { unread });
+            LmError::UnknownCommand(_) => {
+                let foreign = Foreign::of(self.conn.unread());
                 self.port.log_foreign(foreign);
                 match foreign.reply() {
                     b"" => self.conn.say(&LmReply::FAIL.encode()),

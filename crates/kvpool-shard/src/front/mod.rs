@@ -46,7 +46,7 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// Pause after a failed accept (usually: no file descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// One line about strangers of one kind in this time, per port.
-const LOG_EVERY: Duration = Duration::from_secs(10);
+pub(crate) const LOG_EVERY: Duration = Duration::from_secs(10);
 /// One line of the slow log in this time, per port: a frozen shard costs about one deadline a second.
 const SLOW_LOG_EVERY: Duration = Duration::from_secs(1);
 /// An operation slower than this (half of `op_deadline`) is logged with its request id.
@@ -242,7 +242,7 @@ fn to_key(bytes: &[u8]) -> Bytes {
 }
 
 /// Lets one line through per interval.
-struct LogGate {
+pub(crate) struct LogGate {
     every: Duration,
     origin: Instant,
     /// Milliseconds after `origin` of the last line, plus one; 0 for none yet.
@@ -251,7 +251,7 @@ struct LogGate {
 }
 
 impl LogGate {
-    fn new(every: Duration) -> Self {
+    pub(crate) fn new(every: Duration) -> Self {
         LogGate {
             every,
             origin: Instant::now(),
@@ -261,7 +261,7 @@ impl LogGate {
     }
 
     /// `Some` (with the number of lines swallowed since the last) when a line may be written now.
-    fn open(&self) -> Option<u64> {
+    pub(crate) fn open(&self) -> Option<u64> {
         let now = self.origin.elapsed().as_millis() as u64 + 1;
         let last = self.last_ms.load(Ordering::Relaxed);
         let due = last == 0 || now.saturating_sub(last) >= self.every.as_millis() as u64;
