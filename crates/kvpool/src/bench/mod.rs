@@ -228,7 +228,9 @@ fn one_cell(
             ));
             samples[t].merge(window::run(target, set, cell, ops / parts, lanes)?);
             if part + 1 == parts as usize && matches!(cell.op, Op::Put | Op::Mixed) {
-                samples[t].misses += window::verify(target, set, cell.size, &mut lanes[0])?;
+                let (misses, stale) = window::verify(target, set, cell.size, &mut lanes[0])?;
+                samples[t].misses += misses;
+                samples[t].stale += stale;
             }
         }
     }

@@ -49,6 +49,13 @@ impl Lane {
         })
     }
 
+    /// The stamp that the first sector read carries.
+    pub fn first_stamp(&self) -> u64 {
+        self.target
+            .first_chunk::<8>()
+            .map_or(0, |head| u64::from_le_bytes(*head))
+    }
+
     /// True if every byte read is right.
     pub fn all_match(&mut self, stamp: u64, len: usize) -> bool {
         self.stamp(stamp, len);

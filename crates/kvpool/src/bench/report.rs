@@ -108,8 +108,8 @@ impl Results {
         all
     }
 
-    fn misses(&self, target: usize) -> u64 {
-        self.samples[target].iter().flatten().map(|s| s.misses).sum()
+    fn total(&self, target: usize, of: impl Fn(&Sample) -> u64) -> u64 {
+        self.samples[target].iter().flatten().map(of).sum()
     }
 
     /// One row per cell and server.
@@ -201,10 +201,11 @@ impl Results {
             self.load.0, self.load.1
         )];
         for (t, name) in self.targets.iter().enumerate() {
-            let misses = self.misses(t);
-            if misses > 0 {
+            let misses = self.total(t, |sample| sample.misses);
+            let stale = self.total(t, |sample| sample.stale);
+            if misses + stale > 0 {
                 notes.push(format!(
-                    "{name}: {misses} reads missed (the server had dropped the value)."
+                    "{name}: {misses} reads missed and {stale} found an earlier value: the server had dropped a write, or a value."
                 ));
             }
         }
@@ -217,7 +218,7 @@ impl Results {
             let mut sorted = s.latencies.clone();
             sorted.sort_unstable();
             json!({
-                "bytes": s.bytes, "ops": s.ops, "rate": s.rate, "misses": s.misses,
+                "bytes": s.bytes, "ops": s.ops, "rate": s.rate, "misses": s.misses, "stale": s.stale,
                 "client_cpu_ns": s.client_cpu_ns, "server_cpu_ns": s.server_cpu_ns,
                 "p50_ns": percentile(&sorted, 50), "p99_ns": percentile(&sorted, 99),
             })
@@ -382,7 +383,7 @@ mod tests {
             client_cpu_ns: cpu,
             server_cpu_ns: Some(cpu),
             latencies: vec![5],
-            misses: 0,
+            ..Sample::default()
         }
     }
 

@@ -57,6 +57,20 @@ impl KeySet {
         let versions = keys.iter().map(|_| AtomicU64::new(0)).collect();
         Self { keys, versions }
     }
+
+    /// The version written last.
+    fn version(&self, index: usize) -> u64 {
+        self.versions[index].load(Ordering::Relaxed)
+    }
+
+    /// Which version the value just read is, by its first stamp. A server may answer a write it drops with OK (kvpool
+    /// does, under pressure), so an earlier one is no lie; a version never written is.
+    fn version_read(&self, index: usize, size: u64, lane: &Lane) -> Option<u64> {
+        let (number, found) = (self.keys[index].number, lane.first_stamp());
+        (1..=self.version(index))
+            .rev()
+            .find(|&version| stamp_of(number, size, version) == found)
+    }
 }
 
 /// What a window measured.
@@ -73,6 +87,8 @@ pub struct Sample {
     pub latencies: Vec<u64>,
     /// Reads of keys that the server had dropped.
     pub misses: u64,
+    /// Reads that found the whole value of an earlier write: the server had dropped a later one.
+    pub stale: u64,
 }
 
 impl Sample {
@@ -89,6 +105,7 @@ impl Sample {
         self.ops += part.ops;
         self.client_cpu_ns += part.client_cpu_ns;
         self.misses += part.misses;
+        self.stale += part.stale;
         self.latencies.extend(part.latencies);
         self.rate = self.units() / seconds;
     }
@@ -112,21 +129,26 @@ pub fn populate(target: &mut Target, set: &KeySet, size: u64, lane: &mut Lane) -
     verify(target, set, size, lane).map(|_| ())
 }
 
-/// Reads every key once and compares every byte; returns how many were gone (and are written again).
-pub fn verify(target: &mut Target, set: &KeySet, size: u64, lane: &mut Lane) -> Result<u64> {
+/// Reads every key once and compares every byte; returns how many were gone and how many stale (both are written again).
+pub fn verify(target: &mut Target, set: &KeySet, size: u64, lane: &mut Lane) -> Result<(u64, u64)> {
     let conn = &mut target.conns[0];
-    let mut misses = 0;
+    let (mut misses, mut stale) = (0, 0);
     for (index, key) in set.keys.iter().enumerate() {
-        if conn.get(key, &mut lane.target[..size as usize])? {
-            let version = set.versions[index].load(Ordering::Relaxed);
-            let good = lane.all_match(stamp_of(key.number, size, version), size as usize);
-            ensure!(good, "{}: wrong bytes under {:?}", target.name, key.name);
-        } else {
-            misses += 1;
-            put_one(conn, set, index, size, lane)?;
+        let there = conn.get(key, &mut lane.target[..size as usize])?;
+        if there {
+            let version = set.version_read(index, size, lane);
+            let whole =
+                version.is_some_and(|version| lane.all_match(stamp_of(key.number, size, version), size as usize));
+            ensure!(whole, "{}: wrong bytes under {:?}", target.name, key.name);
+            if version == Some(set.version(index)) {
+                continue;
+            }
         }
+        stale += u64::from(there);
+        misses += u64::from(!there);
+        put_one(conn, set, index, size, lane)?;
     }
-    Ok(misses)
+    Ok((misses, stale))
 }
 
 /// Runs one window of `ops` operations.
@@ -171,6 +193,7 @@ pub fn run(target: &mut Target, set: &KeySet, cell: Cell, ops: u64, lanes: &mut 
         sample.ops += part.latencies.len() as u64;
         sample.client_cpu_ns += part.cpu_ns;
         sample.misses += part.misses;
+        sample.stale += part.stale;
         sample.latencies.extend(part.latencies);
     }
     Ok(sample)
@@ -182,6 +205,7 @@ struct Part {
     cpu_ns: u64,
     latencies: Vec<u64>,
     misses: u64,
+    stale: u64,
 }
 
 /// The share of one connection: its keys are those whose index has its turn as remainder.
@@ -217,9 +241,10 @@ fn one_thread(conn: &mut Conn, set: &KeySet, cell: Cell, ops: u64, turn: usize, 
         }
         part.bytes += cell.size;
         if !write {
-            let version = set.versions[index].load(Ordering::Relaxed);
-            let good = lane.stamps_match(stamp_of(key.number, cell.size, version), len);
-            ensure!(good, "wrong bytes under {:?}", key.name);
+            let version = set.version_read(index, cell.size, lane);
+            let whole = version.is_some_and(|version| lane.stamps_match(stamp_of(key.number, cell.size, version), len));
+            ensure!(whole, "wrong bytes under {:?}", key.name);
+            part.stale += u64::from(version != Some(set.version(index)));
         }
     }
     Ok(part)
