@@ -217,7 +217,7 @@ impl Shard {
             "peer server",
             server::serve(config.peer, Arc::clone(&router), config.shutdown.clone()),
         );
-        tasks.spawn_until("prefault", prefault(store.clone()));
+        tasks.spawn_until("prefault", prefault(Arc::clone(&router), store));
         tasks.spawn_until(
             "numbers",
             stats::publish(Arc::clone(&router), Some(summary), LOOK_EVERY),
@@ -384,8 +384,11 @@ async fn follow_session(
     }
 }
 
-/// Faults the arena in, a little at a time; later gives back what the heap does not need.
-async fn prefault(store: Store) {
+/// Faults the arena in, a little at a time, once the shard serves; later gives back what the heap does not need.
+async fn prefault(router: Arc<Router>, store: Store) {
+    while !router.is_serving() {
+        sleep(LOOK_EVERY / 4).await;
+    }
     loop {
         let step = store.clone();
         let done = tokio::task::spawn_blocking(move || step.prefault_step(PREFAULT_BYTES))

@@ -11,8 +11,10 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-/// Bytes that may be held at a time in one process: a 32 MiB block and a little more.
-const BUDGET_BYTES: u64 = 36 << 20;
+/// Bytes that may be held at a time in one process: a 32 MiB block, and room for streams beside it.
+const BUDGET_BYTES: u64 = 40 << 20;
+/// Of these, bytes of uploads that are kept whole until they are stored.
+const KEEP_BYTES: u64 = 32 << 20;
 /// Reservations are counted in units of this many bytes.
 const UNIT_BYTES: u64 = 4096;
 /// Full-size buffers kept for reuse.
@@ -22,6 +24,8 @@ const SMALL_BYTES: usize = 16 * 1024;
 
 pub(crate) struct Staging {
     permits: Arc<Semaphore>,
+    /// The part that uploads may keep whole, so that slow uploaders never leave readers without room.
+    keep: Arc<Semaphore>,
     free: Mutex<Vec<Box<[u8]>>>,
 }
 
@@ -29,6 +33,7 @@ pub(crate) struct Staging {
 #[derive(Debug)]
 pub(crate) struct Reservation {
     permit: OwnedSemaphorePermit,
+    _keep: Option<OwnedSemaphorePermit>,
 }
 
 impl Reservation {
@@ -42,6 +47,7 @@ impl Staging {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Staging {
             permits: Arc::new(Semaphore::new((BUDGET_BYTES / UNIT_BYTES) as usize)),
+            keep: Arc::new(Semaphore::new((KEEP_BYTES / UNIT_BYTES) as usize)),
             free: Mutex::new(Vec::new()),
         })
     }
@@ -61,14 +67,26 @@ impl Staging {
         let permit = Arc::clone(&self.permits)
             .try_acquire_many_owned(Self::units(bytes)?)
             .ok()?;
-        Some(Reservation { permit })
+        Some(Reservation { permit, _keep: None })
+    }
+
+    /// As [`Self::try_reserve`], for an upload that is kept whole.
+    pub(crate) fn try_keep(&self, bytes: u64) -> Option<Reservation> {
+        let keep = Arc::clone(&self.keep)
+            .try_acquire_many_owned(Self::units(bytes)?)
+            .ok()?;
+        let reservation = self.try_reserve(bytes)?;
+        Some(Reservation {
+            _keep: Some(keep),
+            ..reservation
+        })
     }
 
     /// Waits for room, at most until `deadline`.
     pub(crate) async fn reserve(&self, bytes: u64, deadline: Instant) -> Option<Reservation> {
         let wait = Arc::clone(&self.permits).acquire_many_owned(Self::units(bytes)?);
         let permit = timeout_at(deadline, wait).await.ok()?.ok()?;
-        Some(Reservation { permit })
+        Some(Reservation { permit, _keep: None })
     }
 
     /// A buffer of `len` bytes (at most a frame). The caller holds a reservation for it.

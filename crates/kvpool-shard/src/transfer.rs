@@ -41,9 +41,11 @@ const RATE_BYTES: u64 = 256 << 20;
 /// Blocks pulled at a time.
 const PARALLEL: usize = 4;
 /// Most slots in one pull, so that complete ones are reported early.
-const RUN_SLOTS: u16 = 1024;
+const RUN_SLOTS: usize = 1024;
 /// Pause before a source that did not answer, or does not know of us yet, is asked again.
 const RETRY: Duration = Duration::from_millis(100);
+/// Time between two reports while slots are being filled.
+const REPORT_EVERY: Duration = Duration::from_millis(250);
 /// At the latest after this time the map is looked at again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -114,6 +116,7 @@ impl Transfer {
         let mut changes = self.router.changes();
         let mut complete: BTreeSet<u16> = BTreeSet::new();
         let mut incarnation = 0;
+        let mut reported_at = None::<Instant>;
         loop {
             changes.borrow_and_update();
             let now = self.router.identity().incarnation();
@@ -128,10 +131,13 @@ impl Transfer {
                 .mine
                 .iter()
                 .filter(|(slot, in_sync)| !in_sync && complete.contains(slot))
-                .map(|c| c.0)
+                .map(|(slot, _)| *slot)
                 .collect();
-            if !reported.is_empty() {
+            // Each report becomes a new epoch: some slots at a time while pulling, the rest at the end.
+            let due = wanted.is_empty() || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY);
+            if !reported.is_empty() && due {
                 (self.report)(routing.map.epoch, &ranges_of(&reported));
+                reported_at = Some(Instant::now());
             }
             metrics::gauge!(names::TRANSFER_SLOTS_LEFT).set(wanted.len() as f64);
             let Some((run, origin)) = next_run(&routing, &wanted) else {
@@ -190,7 +196,8 @@ impl Transfer {
             };
             let missing: Vec<(Bytes, u64)> = entries
                 .iter()
-                .filter(|entry| self.lacks(entry.key, entry.write_id))
+                // The range spans slots that are not in this run.
+                .filter(|entry| run.binary_search(&entry.slot).is_ok() && self.lacks(entry.key, entry.write_id))
                 .map(|entry| (Bytes::copy_from_slice(entry.key), entry.len))
                 .collect();
             let next = next.map(|(slot, key)| (slot, Some(Bytes::copy_from_slice(key))));
@@ -308,27 +315,20 @@ fn reconcile(routing: &Routing, complete: &mut BTreeSet<u16>) -> Vec<u16> {
     wanted
 }
 
-/// The next neighbouring slots with one origin. Slots that must wait are passed over while others can go on.
+/// The next slots with one origin, not necessarily neighbours. Slots that must wait are passed over while others can go on.
 fn next_run(routing: &Routing, wanted: &[u16]) -> Option<(Vec<u16>, Origin)> {
-    let mut waiting = None;
-    let mut at = 0;
-    while let Some(&first) = wanted.get(at) {
-        let origin = origin_of(routing, first);
-        let mut run = vec![first];
-        while let Some(&slot) = wanted.get(at + run.len())
-            && slot - first == run.len() as u16
-            && run.len() < usize::from(RUN_SLOTS)
-            && same_origin(&origin, &origin_of(routing, slot))
-        {
-            run.push(slot);
-        }
-        at += run.len();
-        match origin {
-            Origin::Later => waiting = waiting.or(Some(run)),
-            origin => return Some((run, origin)),
-        }
-    }
-    waiting.map(|run| (run, Origin::Later))
+    let origins = wanted.iter().map(|slot| origin_of(routing, *slot));
+    let ready = origins.into_iter().find(|origin| !matches!(origin, Origin::Later));
+    let origin = match ready {
+        Some(origin) => origin,
+        None if wanted.is_empty() => return None,
+        None => Origin::Later,
+    };
+    let run = wanted
+        .iter()
+        .copied()
+        .filter(|slot| same_origin(&origin, &origin_of(routing, *slot)));
+    Some((run.take(RUN_SLOTS).collect(), origin))
 }
 
 fn same_origin(a: &Origin, b: &Origin) -> bool {

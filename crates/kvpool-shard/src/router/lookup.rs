@@ -444,7 +444,7 @@ impl Router {
                 let body = if all_there {
                     conn.release();
                     Body::whole(len, first.into_iter().collect(), held)
-                } else if info.copies >= 2 && !others.is_empty() {
+                } else if info.copies >= 2 && can_go_on(&others, len) {
                     let opening = Opening {
                         conn,
                         first,
@@ -511,6 +511,16 @@ impl Router {
             metrics::counter!(crate::metric_definitions::LEASES_DROPPED_TOTAL).increment(1);
         }
     }
+}
+
+/// Whether a body may be streamed on the strength of these copies: one of them answered promptly of late. A block that is
+/// too long to be taken whole is streamed on the strength of any.
+fn can_go_on(others: &[Holder], len: u64) -> bool {
+    let prompt = |holder: &Holder| match holder {
+        Holder::Me => true,
+        Holder::Peer(peer) => peer.state() == BreakerState::Closed,
+    };
+    others.iter().any(prompt) || (!others.is_empty() && !Staging::fits(len))
 }
 
 pub(crate) fn same(a: &Holder, b: &Holder) -> bool {
