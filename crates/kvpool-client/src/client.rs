@@ -187,6 +187,16 @@ fn word(refused: Option<&Refused>) -> &'static str {
     refused.map_or("unreachable", |r| r.reason.word())
 }
 
+/// Why a member is of no use now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dead {
+    NoQuorum,
+    /// The first time it may be the connection that is dead, not the member (fault O12).
+    NotReached {
+        times: u32,
+    },
+}
+
 /// Where one call stands.
 struct CallPlan<'a> {
     client: &'a Inner,
@@ -196,8 +206,8 @@ struct CallPlan<'a> {
     next: Option<String>,
     /// Position in the configured endpoints.
     turn: usize,
-    /// What each member said last: `true` = no quorum, `false` = not reached.
-    dead: BTreeMap<String, bool>,
+    /// Members that are of no use now.
+    dead: BTreeMap<String, Dead>,
     last: String,
 }
 
@@ -236,10 +246,14 @@ impl<'a> CallPlan<'a> {
         let mut wait = self.backoff.next_wait();
         match refused {
             None => {
-                self.dead.insert(address.to_owned(), false);
+                let times = match self.dead.get(address) {
+                    Some(Dead::NotReached { times }) => times + 1,
+                    _ => 1,
+                };
+                self.dead.insert(address.to_owned(), Dead::NotReached { times });
             }
             Some(r) if r.reason == Reason::NoQuorum => {
-                self.dead.insert(address.to_owned(), true);
+                self.dead.insert(address.to_owned(), Dead::NoQuorum);
             }
             Some(r) => {
                 self.dead.remove(address);
@@ -276,14 +290,14 @@ impl<'a> CallPlan<'a> {
         if !all {
             return Ok(());
         }
-        if self.dead.values().any(|no_quorum| *no_quorum) {
+        if self.dead.values().any(|d| *d == Dead::NoQuorum) {
             return Err(ClientError::NoQuorum(self.last.clone()));
         }
-        if self.started.elapsed() > self.client.timing.attempt() {
-            Err(self.unreachable())
-        } else {
-            Ok(())
+        let again = self.dead.values().all(|d| *d != Dead::NotReached { times: 1 });
+        if again && self.started.elapsed() > self.client.timing.attempt() {
+            return Err(self.unreachable());
         }
+        Ok(())
     }
 
     fn unreachable(&self) -> ClientError {

@@ -150,7 +150,7 @@ where
     Fut: Future<Output = ()> + Send + 'static,
 {
     async fn run(self) {
-        let most = self.client.timing().heartbeat() * 2;
+        let most = self.client.timing().heartbeat();
         let mut backoff = Backoff::new(Duration::from_millis(20), most);
         let mut turn: usize = rand::random_range(0..1024);
         let mut hint: Option<String> = None;

@@ -97,7 +97,7 @@ enum End {
 
 impl Watcher {
     async fn run(mut self) {
-        let mut backoff = Backoff::new(Duration::from_millis(50), self.client.timing().attempt());
+        let mut backoff = Backoff::new(Duration::from_millis(50), self.client.timing().heartbeat());
         // Watchers start at different members.
         let mut turn: usize = rand::random_range(0..1024);
         loop {

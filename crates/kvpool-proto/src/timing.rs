@@ -42,7 +42,7 @@ impl Timing {
     /// Longest single attempt of a unary call, and longest wait for a connection.
     #[must_use]
     pub fn attempt(self) -> Duration {
-        self.pick(2_000, 6_000)
+        self.pick(1_000, 6_000)
     }
 
     /// Longest unary call with its retries.

@@ -3,6 +3,7 @@
 
 use crate::metric_definitions as m;
 use kvpool_proto::meta::{Reason, Refused};
+use ractor::{ActorRef, Message};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -80,6 +81,35 @@ impl OwnedTask {
 impl Drop for OwnedTask {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+/// Sends a message when it is dropped, so that an actor hears the end of its task even when the task fails.
+pub(crate) struct Finally<M: Message> {
+    actor: ActorRef<M>,
+    message: Option<M>,
+}
+
+impl<M: Message> Finally<M> {
+    /// `message` is for a task that fails; [`Self::set`] another one for its success.
+    pub(crate) fn new(actor: ActorRef<M>, message: M) -> Self {
+        Finally {
+            actor,
+            message: Some(message),
+        }
+    }
+
+    pub(crate) fn set(&mut self, message: M) {
+        self.message = Some(message);
+    }
+}
+
+impl<M: Message> Drop for Finally<M> {
+    fn drop(&mut self) {
+        if let Some(message) = self.message.take() {
+            // A dead actor's successor looks by itself.
+            let _ = self.actor.cast(message);
+        }
     }
 }
 

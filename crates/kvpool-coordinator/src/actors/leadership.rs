@@ -1,6 +1,7 @@
 //! Leadership: watches raft; builds the leader's actors from state when this member begins to lead, kills them when it
 //! stops. It never waits inside a handler, so that a lost leadership is always noticed at once.
 
+use crate::actors::catch_up::catch_up;
 use crate::actors::duty::Duty;
 use crate::actors::gate::{OwnedTask, Signal};
 use crate::actors::node_supervisor::{NodeSupervisor, NodeSupervisorMsg};
@@ -8,15 +9,8 @@ use crate::actors::pool_supervisor::{PoolSupervisor, PoolSupervisorMsg};
 use crate::actors::restart::Nursery;
 use crate::core::Core;
 use crate::metric_definitions as m;
-use kvpool_client::Backoff;
-use kvpool_state::Command;
-use kvpool_state::command::CreateCluster;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// The pool that a new cluster has.
-const FIRST_POOL: &str = "default";
 
 pub(crate) struct Leadership;
 
@@ -30,19 +24,7 @@ pub(crate) enum LeadershipMsg {
     RespawnNodes,
     RespawnPools,
     #[cfg(test)]
-    Panic(Target),
-}
-
-/// Where a test lets an actor panic.
-#[cfg(test)]
-#[derive(Clone, Debug)]
-pub(crate) enum Target {
-    Leadership,
-    NodeSupervisor,
-    Node(String),
-    PoolSupervisor,
-    Pool(String),
-    Shard { pool: String, shard: String },
+    Panic(super::Target),
 }
 
 pub(crate) struct LeadershipState {
@@ -151,35 +133,14 @@ impl LeadershipState {
     }
 
     #[cfg(test)]
-    fn let_panic(&self, target: Target) {
-        assert!(!matches!(target, Target::Leadership), "injected");
+    fn let_panic(&self, target: super::Target) {
+        assert!(!matches!(target, super::Target::Leadership), "injected");
         if let Some(nodes) = self.nodes.get("") {
             let _ = nodes.cast(NodeSupervisorMsg::Panic(target.clone()));
         }
         if let Some(pools) = self.pools.get("") {
             let _ = pools.cast(PoolSupervisorMsg::Panic(target));
         }
-    }
-}
-
-/// Until the replica holds everything that was committed before this term, and the cluster's first entry.
-async fn catch_up(core: &Core) {
-    let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(500));
-    loop {
-        if core.read_barrier().await.is_ok() {
-            if core.replica.read(|s| s.cluster().is_some()) {
-                return;
-            }
-            let create = CreateCluster {
-                cluster_id: core.cluster_id(),
-                pool: FIRST_POOL.into(),
-                factor: core.factor,
-            };
-            if let Err(refused) = core.propose(&Command::CreateCluster(create), None).await {
-                tracing::debug!(reason = refused.reason.word(), "the cluster is not created yet");
-            }
-        }
-        tokio::time::sleep(backoff.next_wait()).await;
     }
 }
 

@@ -4,13 +4,16 @@
 //! Invariants: every way in has a bounded gate; every call has a timeout; every supervisor restarts its children by the one
 //! [`restart::RestartPolicy`]; effects carry the term they were computed in; nothing but observation lives in an actor.
 
+mod catch_up;
 mod duty;
 mod gate;
 mod inbox;
 mod leadership;
 mod node;
+mod node_effects;
 mod node_supervisor;
 mod observed;
+mod planning;
 mod pool;
 mod pool_supervisor;
 mod restart;
@@ -25,7 +28,7 @@ pub(crate) use restart::Conditions;
 pub(crate) use root::start_root;
 
 #[cfg(test)]
-pub(crate) use leadership::{LeadershipMsg, Target};
+pub(crate) use leadership::LeadershipMsg;
 #[cfg(test)]
 pub(crate) use root::RootMsg;
 
@@ -49,4 +52,16 @@ fn follow_state<M: Message>(
             }
         }
     })
+}
+
+/// Where a test lets an actor panic.
+#[cfg(test)]
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    Leadership,
+    NodeSupervisor,
+    Node(String),
+    PoolSupervisor,
+    Pool(String),
+    Shard { pool: String, shard: String },
 }

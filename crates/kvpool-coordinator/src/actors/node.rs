@@ -1,12 +1,9 @@
 //! NodeActor: the shell around the failure detector for the shards of one node, and the door for their sessions.
 
-use crate::actors::duty::{Attach, Duty, refused_by_state};
-use crate::metric_definitions as m;
-use kvpool_policy::failure::{Admission, FailureDetector, Known, Verdict, admit};
+use crate::actors::duty::{Attach, Duty};
+use crate::actors::node_effects::{declare, register};
+use kvpool_policy::failure::{Admission, FailureDetector, Known, admit};
 use kvpool_proto::meta::{Reason, Refused};
-use kvpool_proto::v1::ShardHello;
-use kvpool_state::Command;
-use kvpool_state::command::{RegisterShard, ShardDown};
 use kvpool_state::records::ShardState;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::BTreeSet;
@@ -14,6 +11,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) struct NodeActor;
+
+pub(crate) struct NodeArgs {
+    pub(crate) duty: Arc<Duty>,
+    pub(crate) node: String,
+    /// The node's shards that are Up in the state, with their incarnations.
+    pub(crate) up: Vec<(String, u64)>,
+}
 
 pub(crate) enum NodeMsg {
     Attach(Box<Attach>),
@@ -74,23 +78,8 @@ impl NodeState {
                 let text = "this shard's registration is under way";
                 let _ = attach.reply.send(Err(Refused::new(Reason::LeaseExpired, text)));
             }
-            Admission::Register => self.register(myself.clone(), attach),
+            Admission::Register => register(self.duty.clone(), myself.clone(), attach),
         }
-    }
-
-    fn register(&self, myself: ActorRef<NodeMsg>, attach: Box<Attach>) {
-        let duty = self.duty.clone();
-        tokio::spawn(async move {
-            let shard = attach.hello.shard.clone();
-            let outcome = duty
-                .propose(registration(&attach.hello))
-                .await
-                .and_then(|response| refused_by_state(&response).map_or(Ok(response.incarnation), Err));
-            let incarnation = outcome.as_ref().ok().copied();
-            // First the actor, so that the new incarnation is watched from its first moment.
-            let _ = myself.cast(NodeMsg::Registered { shard, incarnation });
-            let _ = attach.reply.send(outcome.and_then(|i| duty.welcome(i)));
-        });
     }
 
     fn tick(&mut self, myself: &ActorRef<NodeMsg>) {
@@ -131,57 +120,21 @@ impl NodeState {
     }
 }
 
-fn declare(duty: Arc<Duty>, myself: ActorRef<NodeMsg>, verdict: Verdict) {
-    tokio::spawn(async move {
-        let reason = verdict.cause.words();
-        let down = ShardDown {
-            id: verdict.shard.clone(),
-            incarnation: verdict.incarnation,
-            reason,
-        };
-        match duty.propose(Command::ShardDown(down)).await {
-            Ok(response) if refused_by_state(&response).is_none() => {
-                metrics::counter!(m::SHARDS_DOWN, "cause" => verdict.cause.word()).increment(1);
-                tracing::warn!(shard = %verdict.shard, incarnation = verdict.incarnation, reason = verdict.cause.words(),
-                    term = duty.term, "declared Down");
-                duty.observed.end(&verdict.shard, verdict.incarnation);
-            }
-            Ok(response) => tracing::info!(shard = %verdict.shard, why = response.message, "not declared Down"),
-            Err(refused) => tracing::debug!(shard = %verdict.shard, why = refused.message, "not declared Down yet"),
-        }
-        // A dead actor's successor judges anew.
-        let _ = myself.cast(NodeMsg::Declared { shard: verdict.shard });
-    });
-}
-
-fn registration(hello: &ShardHello) -> Command {
-    Command::RegisterShard(RegisterShard {
-        id: hello.shard.clone(),
-        pool: hello.pool.clone(),
-        node: hello.node.clone(),
-        boot_id: hello.boot_id.clone(),
-        addresses: hello.addresses.clone(),
-        capacity_bytes: hello.capacity_bytes,
-    })
-}
-
 impl Actor for NodeActor {
     type Msg = NodeMsg;
     type State = NodeState;
-    type Arguments = (Arc<Duty>, String);
+    type Arguments = NodeArgs;
 
     async fn pre_start(
         &self,
         myself: ActorRef<NodeMsg>,
-        (duty, node): (Arc<Duty>, String),
+        NodeArgs { duty, node, up }: NodeArgs,
     ) -> Result<NodeState, ActorProcessingErr> {
         let now = duty.core.millis(Instant::now());
         let mut detector = FailureDetector::new(duty.limits(), duty.core.millis(duty.since), now);
-        duty.core.replica.read(|state| {
-            for shard in state.shards().filter(|s| s.node == node && s.state() == ShardState::Up) {
-                detector.watch(&shard.id, shard.incarnation, now);
-            }
-        });
+        for (shard, incarnation) in up {
+            detector.watch(&shard, incarnation, now);
+        }
         myself.cast(NodeMsg::Tick)?;
         Ok(NodeState {
             duty,

@@ -1,12 +1,12 @@
 //! NodeSupervisor: one NodeActor per node, made from state or when a shard of the node asks for its first session.
 
 use crate::actors::duty::{Attach, Duty};
-use crate::actors::node::{NodeActor, NodeMsg};
+use crate::actors::node::{NodeActor, NodeArgs, NodeMsg};
 use crate::actors::restart::Nursery;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_state::records::ShardState;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The state holds as many nodes at most.
@@ -18,7 +18,7 @@ pub(crate) enum NodeSupervisorMsg {
     Attach(Box<Attach>),
     Respawn(String),
     #[cfg(test)]
-    Panic(super::leadership::Target),
+    Panic(super::Target),
 }
 
 pub(crate) struct NodesState {
@@ -27,8 +27,12 @@ pub(crate) struct NodesState {
 }
 
 impl NodesState {
-    async fn spawn(&mut self, myself: &ActorRef<NodeSupervisorMsg>, node: &str) {
-        let args = (self.duty.clone(), node.to_owned());
+    async fn spawn(&mut self, myself: &ActorRef<NodeSupervisorMsg>, node: &str, up: Vec<(String, u64)>) {
+        let args = NodeArgs {
+            duty: self.duty.clone(),
+            node: node.to_owned(),
+            up,
+        };
         match NodeActor::spawn_linked(None, NodeActor, args, myself.get_cell()).await {
             Ok((actor, _)) => self.children.put(node, actor),
             Err(e) => {
@@ -50,13 +54,27 @@ impl NodesState {
                 let _ = attach.reply.send(Err(Refused::new(Reason::Overload, "too many nodes")));
                 return;
             }
-            self.spawn(myself, &node).await;
+            self.spawn(myself, &node, Vec::new()).await;
         }
         if let Some(actor) = self.children.get(&node) {
             // Dropped with its reply port when the actor is dead: the caller comes again.
             let _ = actor.cast(NodeMsg::Attach(attach));
         }
     }
+}
+
+/// The shards that are Up in the state, by node.
+fn shards_up(duty: &Duty) -> BTreeMap<String, Vec<(String, u64)>> {
+    let mut nodes: BTreeMap<String, Vec<(String, u64)>> = BTreeMap::new();
+    duty.core.replica.read(|state| {
+        for shard in state.shards().filter(|s| s.state() == ShardState::Up) {
+            nodes
+                .entry(shard.node.clone())
+                .or_default()
+                .push((shard.id.clone(), shard.incarnation));
+        }
+    });
+    nodes
 }
 
 fn respawn_after(myself: &ActorRef<NodeSupervisorMsg>, died: Option<(String, std::time::Duration)>) {
@@ -75,18 +93,11 @@ impl Actor for NodeSupervisor {
         myself: ActorRef<NodeSupervisorMsg>,
         duty: Arc<Duty>,
     ) -> Result<NodesState, ActorProcessingErr> {
-        let up = |state: &kvpool_state::State| -> BTreeSet<String> {
-            state
-                .shards()
-                .filter(|s| s.state() == ShardState::Up)
-                .map(|s| s.node.clone())
-                .collect()
-        };
-        let nodes = duty.core.replica.read(up);
+        let nodes = shards_up(&duty);
         let children = Nursery::new("NodeActor", duty.core.conditions.clone());
         let mut state = NodesState { duty, children };
-        for node in nodes {
-            state.spawn(&myself, &node).await;
+        for (node, up) in nodes {
+            state.spawn(&myself, &node, up).await;
         }
         Ok(state)
     }
@@ -101,13 +112,14 @@ impl Actor for NodeSupervisor {
             NodeSupervisorMsg::Attach(attach) => state.attach(&myself, attach).await,
             NodeSupervisorMsg::Respawn(node) => {
                 if state.children.is_missing(&node) {
-                    state.spawn(&myself, &node).await;
+                    let up = shards_up(&state.duty).remove(&node).unwrap_or_default();
+                    state.spawn(&myself, &node, up).await;
                 }
             }
             #[cfg(test)]
             NodeSupervisorMsg::Panic(target) => match target {
-                super::leadership::Target::NodeSupervisor => panic!("injected"),
-                super::leadership::Target::Node(node) => {
+                super::Target::NodeSupervisor => panic!("injected"),
+                super::Target::Node(node) => {
                     if let Some(actor) = state.children.get(&node) {
                         actor.cast(NodeMsg::Panic)?;
                     }

@@ -1,27 +1,17 @@
 //! PoolActor: the shell around placement for one pool, and the supervisor of its ShardActors.
 
-use crate::actors::duty::{Duty, Placement};
+use crate::actors::duty::Duty;
 use crate::actors::follow_state;
 use crate::actors::gate::{OwnedTask, Signal};
+use crate::actors::planning::make_plan;
 use crate::actors::restart::Nursery;
 use crate::actors::shard::{ShardActor, ShardMsg};
-use kvpool_policy::placement::{Input, PlaceShard, Plan, plan};
-use kvpool_proto::meta::{Reason, Refused};
-use kvpool_state::command::PlanSlots;
-use kvpool_state::records::{ShardState, SlotRange};
-use kvpool_state::{Command, Refusal, SlotTable, State};
+use kvpool_state::records::ShardState;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Slots that one shard may be filling at a time. What a transfer costs is bounded by the shard, in bytes per second; many small
-/// steps would only make an empty pool slow to spread (each costs a commit, a map and a report).
-const MAX_FILLING: u32 = 8_192;
-/// Slots that one plan may change.
-const MAX_CHANGES: u32 = 16_384;
-/// Ranges in one command: about 150 kB at the highest factor, far below what raft takes.
-const BATCH: usize = 4_096;
 /// Between two plans, so that a burst of reports costs one plan.
 const PAUSE: Duration = Duration::from_millis(50);
 /// After a plan that was not committed.
@@ -54,14 +44,6 @@ pub(crate) struct PoolState {
     planning: bool,
     /// The state changed meanwhile.
     dirty: bool,
-}
-
-/// What a plan is made from, taken at one moment.
-struct Snapshot {
-    epoch: u64,
-    factor: u32,
-    shards: Vec<PlaceShard>,
-    table: SlotTable,
 }
 
 impl PoolState {
@@ -106,96 +88,6 @@ fn respawn_after(myself: &ActorRef<PoolMsg>, died: Option<(String, Duration)>) {
     if let Some((shard, after)) = died {
         myself.send_after(after, move || PoolMsg::Respawn(shard));
     }
-}
-
-fn make_plan(duty: Arc<Duty>, pool: String, myself: ActorRef<PoolMsg>) {
-    tokio::spawn(async move {
-        let committed = match plan_and_commit(&duty, &pool).await {
-            Ok(()) => true,
-            Err(refused) => {
-                tracing::debug!(
-                    pool,
-                    term = duty.term,
-                    why = refused.message,
-                    "a plan was not committed"
-                );
-                false
-            }
-        };
-        // A dead actor's successor plans anew.
-        let _ = myself.cast(PoolMsg::Planned { committed });
-    });
-}
-
-async fn plan_and_commit(duty: &Duty, pool: &str) -> Result<(), Refused> {
-    let Some(snapshot) = duty.core.replica.read(|s| take_snapshot(s, pool)) else {
-        return Ok(());
-    };
-    let mut base_epoch = snapshot.epoch;
-    // Some milliseconds of work: not on a thread that serves I/O.
-    let made = tokio::task::spawn_blocking(move || place(&snapshot)).await;
-    let made = made.map_err(|e| Refused::new(Reason::Unknown, format!("failed to plan: {e}")))?;
-    let why = why(&made);
-    let placement = Placement {
-        epoch: base_epoch,
-        settled: made.settled,
-        shortfall: made.shortfall,
-    };
-    duty.placements.lock().insert(pool.to_owned(), placement);
-    for ranges in made.ranges.chunks(BATCH) {
-        let step = PlanSlots {
-            pool: pool.to_owned(),
-            base_epoch,
-            ranges: ranges.to_vec(),
-            why: why.clone(),
-        };
-        let response = duty.propose(Command::PlanSlots(step)).await?;
-        if response.refusal() != Refusal::None {
-            let text = format!("{}: {}", response.refusal().word(), response.message);
-            return Err(Refused::new(Reason::Invalid, text));
-        }
-        base_epoch = response.epoch;
-    }
-    Ok(())
-}
-
-fn take_snapshot(state: &State, pool: &str) -> Option<Snapshot> {
-    let factor = state.pool(pool)?.factor;
-    let (epoch, table) = state.slot_table(pool)?;
-    let zones: BTreeMap<&str, &str> = state.nodes().map(|n| (n.id.as_str(), n.zone.as_str())).collect();
-    let mine = state.shards().filter(|s| s.pool == pool);
-    let shards = mine.map(|s| PlaceShard {
-        number: s.number,
-        node: s.node.clone(),
-        zone: zones.get(s.node.as_str()).copied().unwrap_or_default().to_owned(),
-        capacity_bytes: s.capacity_bytes,
-        up: s.state() == ShardState::Up,
-    });
-    Some(Snapshot {
-        epoch,
-        factor,
-        shards: shards.collect(),
-        table: table.clone(),
-    })
-}
-
-fn place(snapshot: &Snapshot) -> Plan {
-    plan(&Input {
-        factor: snapshot.factor,
-        shards: &snapshot.shards,
-        table: &snapshot.table,
-        max_filling_per_shard: MAX_FILLING,
-        max_changes: MAX_CHANGES,
-    })
-}
-
-fn why(plan: &Plan) -> String {
-    let slots = |r: &SlotRange| r.last.saturating_sub(r.first).saturating_add(1);
-    let changed: u32 = plan.ranges.iter().map(slots).sum();
-    format!(
-        "{changed} slots: {} unserved, {} under-replicated",
-        plan.unserved, plan.under_replicated
-    )
 }
 
 impl Actor for PoolActor {

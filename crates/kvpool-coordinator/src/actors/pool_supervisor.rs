@@ -16,7 +16,7 @@ pub(crate) enum PoolSupervisorMsg {
     Look,
     Respawn(String),
     #[cfg(test)]
-    Panic(super::leadership::Target),
+    Panic(super::Target),
 }
 
 pub(crate) struct PoolsState {
@@ -100,13 +100,13 @@ impl Actor for PoolSupervisor {
             }
             #[cfg(test)]
             PoolSupervisorMsg::Panic(target) => match target {
-                super::leadership::Target::PoolSupervisor => panic!("injected"),
-                super::leadership::Target::Pool(pool) => {
+                super::Target::PoolSupervisor => panic!("injected"),
+                super::Target::Pool(pool) => {
                     if let Some(actor) = state.children.get(&pool) {
                         actor.cast(PoolMsg::Panic(None))?;
                     }
                 }
-                super::leadership::Target::Shard { pool, shard } => {
+                super::Target::Shard { pool, shard } => {
                     if let Some(actor) = state.children.get(&pool) {
                         actor.cast(PoolMsg::Panic(Some(shard)))?;
                     }

@@ -2,7 +2,7 @@
 //! they are committed, so that a crash loses none.
 
 use crate::actors::duty::Duty;
-use crate::actors::gate::Signal;
+use crate::actors::gate::{Finally, Signal};
 use crate::actors::inbox::Batch;
 use kvpool_state::command::SlotsInSync;
 use kvpool_state::{Command, Refusal};
@@ -49,9 +49,8 @@ impl ShardState {
         };
         let (duty, shard, myself) = (self.duty.clone(), self.shard.clone(), myself.clone());
         tokio::spawn(async move {
+            let _end = Finally::new(myself, ShardMsg::Flushed);
             commit(&duty, &shard, &batch).await;
-            // A dead actor's successor looks into the inbox by itself.
-            let _ = myself.cast(ShardMsg::Flushed);
         });
     }
 }

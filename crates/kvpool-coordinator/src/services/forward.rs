@@ -43,11 +43,18 @@ impl Forwarder {
     {
         let core = &self.core;
         let status = core.raft()?.status();
-        let leader = status.leader.filter(|l| l.id != core.id && !l.address.is_empty());
+        let leader = status
+            .leader
+            .clone()
+            .filter(|l| l.id != core.id && !l.address.is_empty());
         let address = match leader {
             Some(leader)
                 if !request.metadata().contains_key(FORWARDED) && !status.role.eq(&kvpool_raft::Role::Leader) =>
             {
+                // A leader unheard of for so long is frozen or cut off; to ask it would use up the caller's time (O17).
+                if !core.contacts.quorum(&status) {
+                    return Err(core.no_leader().into());
+                }
                 leader.address
             }
             _ => return Ok(Response::new(here.await?)),

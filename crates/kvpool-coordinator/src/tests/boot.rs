@@ -122,3 +122,23 @@ async fn settings_that_cannot_be_are_refused_by_name() {
     let error = cluster.outcome(2).await.unwrap_err().to_string();
     assert!(error.contains("belongs to member 3"), "{error}");
 }
+
+/// An entry that this build can't read is not guessed at.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_that_cannot_be_read_stops_the_member_by_name() {
+    let mut cluster = TestCluster::start(1, 1).await;
+    let client = cluster.client();
+    client.configure_pool("default", 2).await.unwrap();
+    let core = cluster.running(1).core.clone();
+    let too_new = kvpool_state::command::Envelope {
+        format: 9,
+        min_reader: 9,
+        kind: 1,
+        ..Default::default()
+    };
+    let entry = prost::Message::encode_to_vec(&too_new);
+    assert!(core.raft().unwrap().propose(entry.into()).await.is_err());
+    let error = cluster.outcome(1).await.unwrap_err();
+    assert!(matches!(error, CoordinatorError::Fatal(_)), "{error}");
+    assert!(error.to_string().contains("needs reader 9"), "{error}");
+}

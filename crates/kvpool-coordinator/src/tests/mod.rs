@@ -2,6 +2,7 @@
 //! sockets close, tasks vanish, nothing is handed over.
 
 mod bad_input;
+mod black_hole;
 mod boot;
 mod calls;
 mod cluster;
