@@ -4,6 +4,7 @@
 //! one seed; an [`oracle`] judges what they do. A seed that fails is printed, and `KVPOOL_SEED=n` replays it.
 //! See `OVERVIEW.md`.
 
+pub mod alone;
 pub mod cluster;
 pub mod disk;
 pub mod net;
