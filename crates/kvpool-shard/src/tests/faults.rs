@@ -446,3 +446,105 @@ async fn a_wrong_token_or_cluster_is_refused() {
         PutOutcome::Dropped(DropReason::OwnerDown)
     );
 }
+
+/// Relays to `to`, each piece of the stream late by `delay`.
+async fn slow_path(to: SocketAddr, delay: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let Ok(server) = TcpStream::connect(to).await else {
+                    return;
+                };
+                let (mut client_read, mut client_write) = client.into_split();
+                let (mut server_read, mut server_write) = server.into_split();
+                let there = async {
+                    let mut buffer = vec![0; 1 << 16];
+                    while let Ok(n @ 1..) = client_read.read(&mut buffer).await {
+                        tokio::time::sleep(delay).await;
+                        if server_write.write_all(&buffer[..n]).await.is_err() {
+                            break;
+                        }
+                    }
+                };
+                let back = tokio::io::copy(&mut server_read, &mut client_write);
+                tokio::select! {
+                    () = there => {}
+                    _ = back => {}
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn o18_a_slow_path_to_one_shard_costs_time_within_the_promise_and_no_hits() {
+    let nodes = [Node::start(1).await, Node::start(2).await];
+    let slow = slow_path(nodes[0].address, Duration::from_millis(300)).await;
+    let map = map_of(1, &[(1, slow), (2, nodes[1].address)], &[(1, true), (2, true)]);
+    nodes.iter().for_each(|node| assert!(node.router.adopt(&map)));
+    let bytes = value(9, MIB);
+    for at in 0..8 {
+        put(&nodes[1].router, &format!("k{at}"), &bytes).await;
+        assert!(nodes[1].router.peek(format!("k{at}").as_bytes()).is_some());
+    }
+    let proxy = Proxy::start();
+    proxy.router.adopt(&map);
+    for round in 0..24 {
+        let started = Instant::now();
+        let name = format!("k{}", round % 8);
+        let Got::Hit(got, _) = get(&proxy.router, &name).await else {
+            panic!("{name}: both copies are alive")
+        };
+        assert!(got == bytes);
+        assert!(started.elapsed() < PROMISE, "{:?}", started.elapsed());
+        let started = Instant::now();
+        let outcome = put(&proxy.router, &format!("new{round}"), &bytes).await;
+        assert!(
+            matches!(outcome, PutOutcome::Stored1 | PutOutcome::Stored2),
+            "{outcome:?}"
+        );
+        assert!(started.elapsed() < PROMISE, "{:?}", started.elapsed());
+    }
+    assert_ne!(
+        proxy.router.routing().peers[&1].state(),
+        BreakerState::Closed,
+        "and the breaker shows it"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn o04_what_a_lookup_promised_outlives_eviction_and_the_loss_of_the_primary() {
+    let (mut nodes, proxy) = cluster(2, &[(1, true), (2, true)]).await;
+    let bytes = |at: u64| value(at, 128 << 10);
+    for at in 0..64 {
+        assert_eq!(
+            put(&proxy.router, &format!("promised-{at}"), &bytes(at)).await,
+            PutOutcome::Stored2
+        );
+    }
+    for at in 0..64 {
+        assert!(exists(&proxy.router, &format!("promised-{at}")).await);
+    }
+    // Both copies hold leases on all of them: 8 MiB each.
+    for node in &nodes {
+        let leased = || node.router.store().unwrap().stats().leased >= 8 << 20;
+        eventually("leased at both copies", leased).await;
+    }
+    for at in 0..200 {
+        put(&proxy.router, &format!("pressure-{at}"), &value(at, MIB)).await;
+    }
+    for node in &nodes {
+        let counts = node.router.store().unwrap().stats().counts;
+        assert!(counts.evicted_small + counts.evicted_main > 0, "there was pressure");
+    }
+    for at in 0..64 {
+        expect(&proxy.router, &format!("promised-{at}"), &bytes(at), Path::Forwarded).await;
+    }
+    nodes[0].kill().await;
+    for at in 0..64 {
+        expect(&proxy.router, &format!("promised-{at}"), &bytes(at), Path::Replica).await;
+    }
+}
