@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The data-plane bars, measured in one run with interleaved rounds: a raw loopback server (plain, and with a checksum),
-# Redis 7, and three ways into kvpool: a shard alone (factor 1), the same shard through a proxy, and a shard with a replica
-# (factor 2). Writes the tables into docs/benchmarks.md. Everything runs on loopback and is removed at the end.
+# Redis 7, and three ways into kvpool: a shard alone (factor 1), a proxy before two shards and a shard with a replica (both
+# factor 2). Writes the tables into docs/benchmarks.md. Everything runs on loopback and is removed at the end.
 #
 # Arguments go to `kvpool bench` (for example --rounds 3). KVPOOL_BIN names another binary; KVPOOL_BENCH_DRY=1 leaves the
 # document alone.
@@ -66,7 +66,7 @@ pool one 1 1
 pool two 2 2
 
 shard=$(ask one 'd["shards"][0]["pid"]')
-proxy=$(ask one 'd["proxy"]["pid"]')
+proxy=$(ask two 'd["proxy"]["pid"]')
 pair=$(ask two '",".join(str(s["pid"]) for s in d["shards"])')
 first=$(ask two 'd["shards"][0]["id"]')
 # Keys whose primary is the shard that is asked: a forwarded write would move the bytes once more.
@@ -77,9 +77,9 @@ print(",".join("%d-%d" % (r["first"], r["last"]) for r in json.load(sys.stdin) i
 say "Measuring (some minutes; leave the machine alone)"
 "$KVPOOL_BIN" bench raw raw-sum "redis=redis://127.0.0.1:$redis_port" \
     "kvpool=resp://$(ask one 'd["shards"][0]["resp"]')" \
-    "forwarded=resp://$(ask one 'd["proxy"]["resp"]')" \
+    "forwarded=resp://$(ask two 'd["proxy"]["resp"]')" \
     "factor2=resp://$(ask two 'd["shards"][0]["resp"]')" \
-    --server-pid "redis=$redis" --server-pid "kvpool=$shard" --server-pid "forwarded=$proxy,$shard" \
+    --server-pid "redis=$redis" --server-pid "kvpool=$shard" --server-pid "forwarded=$proxy,$pair" \
     --server-pid "factor2=$pair" --slots "factor2=$own_slots" \
     --bar "get throughput kvpool/raw >= 0.9" --bar "get total_cpu kvpool/raw <= 1.15" \
     --bar "put throughput kvpool/raw >= 0.75" --bar "put total_cpu kvpool/raw <= 1.5" \

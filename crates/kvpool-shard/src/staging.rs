@@ -17,8 +17,9 @@ const BUDGET_BYTES: u64 = 40 << 20;
 const KEEP_BYTES: u64 = 32 << 20;
 /// Reservations are counted in units of this many bytes.
 const UNIT_BYTES: u64 = 4096;
-/// Full-size buffers kept for reuse.
-const FREE_BUFFERS: usize = 24;
+/// Full-size buffers kept for reuse: the whole budget. Fewer, and a block taken whole before it is passed on would fault
+/// fresh memory in each time, which costs more than moving its bytes.
+const FREE_BUFFERS: usize = BUDGET_BYTES as usize / FRAME_BYTES;
 /// Buffers up to this size are plain allocations.
 const SMALL_BYTES: usize = 16 * 1024;
 
