@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 /// Connections served at once; more are closed at once and counted.
 const MAX_CONNECTIONS: usize = 64;
 /// Time to send a request's head, also the longest idle time between two requests.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(90);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest life of a connection: it bounds readers that take their reply byte by byte.
 const MAX_AGE: Duration = Duration::from_secs(600);
 /// Size of a request's head, in bytes.

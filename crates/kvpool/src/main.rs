@@ -14,6 +14,7 @@ mod ctl;
 mod dev;
 mod exit;
 mod http;
+mod out;
 mod roles;
 mod shutdown;
 mod telemetry;

@@ -14,6 +14,7 @@ use super::Target;
 use super::table::{Output, Rows};
 use super::text::{age, now_ms};
 use crate::config::values::ByteSize;
+use crate::out;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -80,7 +81,7 @@ pub async fn run(args: GetArgs) -> Result<ExitCode> {
         ),
         What::Slots => (slots(target.ask(client.list(Kind::SlotMap)).await?.records), "slots"),
     };
-    print!("{}", rows.render(args.output, word));
+    out::show(&rows.render(args.output, word));
     Ok(ExitCode::SUCCESS)
 }
 

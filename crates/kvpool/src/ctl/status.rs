@@ -9,6 +9,7 @@ use kvpool_state::records::ShardState;
 
 use super::Target;
 use super::text::{age, count, now_ms};
+use crate::out;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,7 +31,7 @@ pub struct StatusArgs {
 pub async fn run(args: StatusArgs) -> Result<ExitCode> {
     let client = args.target.client()?;
     let status = args.target.ask(client.status()).await?;
-    print!("{}", render(&status, now_ms()));
+    out::show(&render(&status, now_ms()));
     Ok(if status.healthy {
         ExitCode::SUCCESS
     } else {

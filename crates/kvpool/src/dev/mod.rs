@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use crate::config::values::{ByteSize, Timing};
 use crate::exit::failure;
 use crate::roles::proxy;
-use crate::{shutdown, telemetry};
+use crate::{out, shutdown, telemetry};
 
 mod child;
 mod home;
@@ -122,9 +122,9 @@ pub async fn run(args: DevArgs) -> Result<ExitCode> {
     if let Some(file) = &args.ready_file {
         home::write_ready_file(file, &plan.ready_json(&pool.pids()))?;
     }
-    print!("{}", words::welcome(&plan, &home, &pool.pids(), began.elapsed()));
+    out::show(&words::welcome(&plan, &home, &pool.pids(), began.elapsed()));
     watch(&mut pool, &plan, &home, &stop).await;
-    println!("stopping {} processes", pool.living());
+    out::show(&format!("stopping {} processes\n", pool.living()));
     pool.stop().await;
     if let Some(file) = &args.ready_file {
         home::remove_ready_file(file)?;
@@ -144,8 +144,8 @@ async fn watch(pool: &mut Pool, plan: &Plan, home: &Home, stop: &tokio_util::syn
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            ended = pool.next_end() => print!("{}", words::ended(&ended, plan, home)),
-            _ = tick.tick() => tails.show(|line| println!("{line}")),
+            ended = pool.next_end() => out::show(&words::ended(&ended, plan, home)),
+            _ = tick.tick() => tails.show(|line| out::show(&format!("{line}\n"))),
         }
     }
 }
@@ -206,7 +206,10 @@ impl Pool {
         self.stop.cancel();
         while let Some(ended) = self.waits.join_next().await {
             if let Ok(Ended { name, killed: true, .. }) = ended {
-                println!("{name} did not stop within {} s and was killed", STOP_GRACE.as_secs());
+                out::show(&format!(
+                    "{name} did not stop within {} s and was killed\n",
+                    STOP_GRACE.as_secs()
+                ));
             }
         }
     }

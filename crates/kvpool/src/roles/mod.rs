@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use kvpool_proto::JoinToken;
 use metrics_exporter_prometheus::PrometheusHandle;
+use rustix::process::{Resource, Rlimit};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -74,6 +75,7 @@ impl Base {
     /// Starts logs, metrics, signals and the HTTP listener of a role.
     pub async fn start(role: &'static str, launch: &Launch, common: &Common, http_port: u16) -> Result<Self> {
         telemetry::log::start(common.log.as_deref(), telemetry::log::DEFAULT)?;
+        raise_fd_limit();
         let insecure_bind = common.insecure_bind.unwrap_or(false);
         let http = listen::bind("http", common.http.unwrap_or(loopback(http_port)), insecure_bind).await?;
         Ok(Base {
@@ -113,6 +115,18 @@ where
 {
     let layers = Layers::new(launch.config.as_deref(), command)?;
     Ok((layers.settle(common)?, layers.settle(own)?))
+}
+
+/// Each client connection is a descriptor, and the usual soft limit (1024) is for programs that call select(2).
+fn raise_fd_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, current = ?limit.current, "failed to raise the limit of open files");
+    }
 }
 
 /// 127.0.0.1 with this port.

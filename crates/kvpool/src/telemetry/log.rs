@@ -8,8 +8,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::exit::usage;
 
-/// What is logged when neither `--log`, `KVPOOL_LOG` nor `RUST_LOG` says otherwise.
-pub const DEFAULT: &str = "info";
+/// What is logged when neither `--log`, `KVPOOL_LOG` nor `RUST_LOG` says otherwise. What matters of openraft, kvpool-raft says.
+pub const DEFAULT: &str = "info,openraft=warn";
 
 /// Starts logging. `filter` is `--log`, in the syntax of `RUST_LOG`: `info`, or `warn,kvpool_shard=debug`.
 pub fn start(filter: Option<&str>, default: &str) -> Result<()> {
