@@ -77,7 +77,7 @@ impl fmt::Display for ByteSize {
             ("KiB", 1 << 10),
         ] {
             if self.0 >= bytes {
-                return if self.0 % bytes == 0 {
+                return if self.0.is_multiple_of(bytes) {
                     write!(f, "{}{unit}", self.0 / bytes)
                 } else {
                     write!(f, "{:.1}{unit}", self.0 as f64 / bytes as f64)
