@@ -19,6 +19,7 @@ mod pool_supervisor;
 mod restart;
 mod root;
 mod shard;
+mod tree;
 
 pub(crate) use duty::Duty;
 pub(crate) use gate::OwnedTask;

@@ -136,12 +136,7 @@ impl Actor for NodeSupervisor {
         event: SupervisionEvent,
         state: &mut NodesState,
     ) -> Result<(), ActorProcessingErr> {
-        let died = match &event {
-            SupervisionEvent::ActorFailed(who, error) => state.children.died(who, &error.to_string()),
-            SupervisionEvent::ActorTerminated(who, _, _) => state.children.died(who, "ended"),
-            _ => None,
-        };
-        respawn_after(&myself, died);
+        respawn_after(&myself, state.children.died(&event));
         Ok(())
     }
 }

@@ -160,12 +160,7 @@ impl Actor for PoolActor {
         event: SupervisionEvent,
         state: &mut PoolState,
     ) -> Result<(), ActorProcessingErr> {
-        let died = match &event {
-            SupervisionEvent::ActorFailed(who, error) => state.shards.died(who, &error.to_string()),
-            SupervisionEvent::ActorTerminated(who, _, _) => state.shards.died(who, "ended"),
-            _ => None,
-        };
-        respawn_after(&myself, died);
+        respawn_after(&myself, state.shards.died(&event));
         Ok(())
     }
 }

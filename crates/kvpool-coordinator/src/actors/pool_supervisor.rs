@@ -123,12 +123,7 @@ impl Actor for PoolSupervisor {
         event: SupervisionEvent,
         state: &mut PoolsState,
     ) -> Result<(), ActorProcessingErr> {
-        let died = match &event {
-            SupervisionEvent::ActorFailed(who, error) => state.children.died(who, &error.to_string()),
-            SupervisionEvent::ActorTerminated(who, _, _) => state.children.died(who, "ended"),
-            _ => None,
-        };
-        respawn_after(&myself, died);
+        respawn_after(&myself, state.children.died(&event));
         Ok(())
     }
 }

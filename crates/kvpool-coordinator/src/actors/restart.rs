@@ -5,7 +5,7 @@
 
 use crate::metric_definitions as m;
 use parking_lot::Mutex;
-use ractor::{ActorCell, ActorId, ActorRef, Message};
+use ractor::{ActorRef, Message, SupervisionEvent};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -143,16 +143,21 @@ impl<M: Message> Nursery<M> {
         self.conditions.clear(&self.label(name));
     }
 
-    /// A child died. Its name and when to start it again, or `None` when it was removed on purpose.
-    pub(crate) fn died(&mut self, who: &ActorCell, why: &str) -> Option<(String, Duration)> {
-        let id: ActorId = who.get_id();
-        let is_it = |c: &Child<M>| c.actor.as_ref().is_some_and(|a| a.get_id() == id);
+    /// A child may have died. Its name and when to start it again; `None` for other events and for children that were
+    /// removed on purpose.
+    pub(crate) fn died(&mut self, event: &SupervisionEvent) -> Option<(String, Duration)> {
+        let (who, why) = match event {
+            SupervisionEvent::ActorFailed(who, error) => (who, error.to_string()),
+            SupervisionEvent::ActorTerminated(who, _, _) => (who, "ended".to_owned()),
+            _ => return None,
+        };
+        let is_it = |c: &Child<M>| c.actor.as_ref().is_some_and(|a| a.get_id() == who.get_id());
         let name = self
             .children
             .iter()
             .find(|(_, c)| is_it(c))
             .map(|(name, _)| name.clone())?;
-        let after = self.failed(&name, why);
+        let after = self.failed(&name, &why);
         Some((name, after))
     }
 

@@ -79,12 +79,7 @@ impl Actor for Root {
         event: SupervisionEvent,
         state: &mut RootState,
     ) -> Result<(), ActorProcessingErr> {
-        let died = match &event {
-            SupervisionEvent::ActorFailed(who, error) => state.child.died(who, &error.to_string()),
-            SupervisionEvent::ActorTerminated(who, _, _) => state.child.died(who, "ended"),
-            _ => None,
-        };
-        if let Some((_, after)) = died {
+        if let Some((_, after)) = state.child.died(&event) {
             myself.send_after(after, || RootMsg::Respawn);
         }
         Ok(())
