@@ -5,6 +5,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvpool_wire::peer::FRAME_BYTES;
 use parking_lot::Mutex;
@@ -17,9 +18,9 @@ const BUDGET_BYTES: u64 = 40 << 20;
 const KEEP_BYTES: u64 = 32 << 20;
 /// Reservations are counted in units of this many bytes.
 const UNIT_BYTES: u64 = 4096;
-/// Full-size buffers kept for reuse: the whole budget. Fewer, and a block taken whole before it is passed on would fault
-/// fresh memory in each time, which costs more than moving its bytes.
-const FREE_BUFFERS: usize = BUDGET_BYTES as usize / FRAME_BYTES;
+/// Bytes that buffers in use and buffers kept for reuse may have together. As many as fit are kept: a block taken whole
+/// would otherwise fault fresh memory in each time, which costs more than moving its bytes.
+const OWNED_BYTES: u64 = BUDGET_BYTES + (2 << 20);
 /// Buffers up to this size are plain allocations.
 const SMALL_BYTES: usize = 16 * 1024;
 
@@ -28,6 +29,8 @@ pub(crate) struct Staging {
     /// The part that uploads may keep whole, so that slow uploaders never leave readers without room.
     keep: Arc<Semaphore>,
     free: Mutex<Vec<Box<[u8]>>>,
+    /// Bytes of buffers in use and kept.
+    owned: AtomicU64,
 }
 
 /// The right to hold bytes.
@@ -50,6 +53,7 @@ impl Staging {
             permits: Arc::new(Semaphore::new((BUDGET_BYTES / UNIT_BYTES) as usize)),
             keep: Arc::new(Semaphore::new((KEEP_BYTES / UNIT_BYTES) as usize)),
             free: Mutex::new(Vec::new()),
+            owned: AtomicU64::new(0),
         })
     }
 
@@ -93,19 +97,30 @@ impl Staging {
     /// A buffer of `len` bytes (at most a frame). The caller holds a reservation for it.
     pub(crate) fn buffer(self: &Arc<Self>, len: usize) -> Buffer {
         let len = len.min(FRAME_BYTES);
-        if len <= SMALL_BYTES {
-            return Buffer {
-                bytes: vec![0; len].into_boxed_slice(),
-                len,
-                pool: None,
-            };
+        let pool = Arc::clone(self);
+        if len > SMALL_BYTES {
+            if let Some(bytes) = self.free.lock().pop() {
+                return Buffer { bytes, len, pool };
+            }
+            if self.owned.load(Ordering::Relaxed) + FRAME_BYTES as u64 <= OWNED_BYTES {
+                self.owned.fetch_add(FRAME_BYTES as u64, Ordering::Relaxed);
+                return Buffer {
+                    bytes: vec![0; FRAME_BYTES].into_boxed_slice(),
+                    len,
+                    pool,
+                };
+            }
         }
-        let recycled = self.free.lock().pop();
-        let bytes = recycled.unwrap_or_else(|| vec![0; FRAME_BYTES].into_boxed_slice());
+        self.owned.fetch_add(len as u64, Ordering::Relaxed);
+        while self.owned.load(Ordering::Relaxed) > OWNED_BYTES
+            && let Some(kept) = self.free.lock().pop()
+        {
+            self.owned.fetch_sub(kept.len() as u64, Ordering::Relaxed);
+        }
         Buffer {
-            bytes,
+            bytes: vec![0; len].into_boxed_slice(),
             len,
-            pool: Some(Arc::clone(self)),
+            pool,
         }
     }
 
@@ -119,7 +134,7 @@ impl Staging {
 pub struct Buffer {
     bytes: Box<[u8]>,
     len: usize,
-    pool: Option<Arc<Staging>>,
+    pool: Arc<Staging>,
 }
 
 impl Deref for Buffer {
@@ -138,11 +153,44 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some(pool) = &self.pool {
-            let mut free = pool.free.lock();
-            if free.len() < FREE_BUFFERS {
-                free.push(std::mem::take(&mut self.bytes));
-            }
+        let pool = &self.pool;
+        let whole = self.bytes.len() == FRAME_BYTES;
+        if whole && pool.owned.load(Ordering::Relaxed) <= OWNED_BYTES {
+            pool.free.lock().push(std::mem::take(&mut self.bytes));
+        } else {
+            pool.owned.fetch_sub(self.bytes.len() as u64, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reservations_and_memory_are_bounded_and_buffers_come_back() {
+        let staging = Staging::new();
+        assert!(!Staging::fits(BUDGET_BYTES + 1));
+        let half = staging.try_reserve(BUDGET_BYTES / 2).unwrap();
+        assert!(half.covers(BUDGET_BYTES / 2) && !half.covers(BUDGET_BYTES / 2 + 1));
+        assert!(staging.try_reserve(BUDGET_BYTES / 2 + 1).is_none());
+        assert!(staging.try_keep(KEEP_BYTES + 1).is_none());
+        drop(half);
+        assert_eq!(staging.held_bytes(), 0);
+        // Whole buffers are kept, all of them; small ones in their place push them out.
+        let most = BUDGET_BYTES as usize / FRAME_BYTES;
+        let whole: Vec<_> = (0..most).map(|_| staging.buffer(FRAME_BYTES)).collect();
+        drop(whole);
+        assert_eq!(staging.free.lock().len(), most);
+        let small: Vec<_> = (0..BUDGET_BYTES as usize / SMALL_BYTES)
+            .map(|_| staging.buffer(SMALL_BYTES))
+            .collect();
+        assert!(staging.owned.load(Ordering::Relaxed) <= OWNED_BYTES);
+        drop(small);
+        let medium: Vec<_> = (0..most * 2).map(|_| staging.buffer(FRAME_BYTES / 2)).collect();
+        assert!(medium.iter().all(|buffer| buffer.len() == FRAME_BYTES / 2));
+        assert!(staging.owned.load(Ordering::Relaxed) <= OWNED_BYTES + BUDGET_BYTES / 2);
+        drop(medium);
+        assert!(staging.owned.load(Ordering::Relaxed) <= OWNED_BYTES);
     }
 }

@@ -117,6 +117,7 @@ impl Transfer {
         let mut complete: BTreeSet<u16> = BTreeSet::new();
         let mut incarnation = 0;
         let mut reported_at = None::<Instant>;
+        let mut pulled_slots = 0;
         loop {
             changes.borrow_and_update();
             let now = self.router.identity().incarnation();
@@ -142,6 +143,14 @@ impl Transfer {
             metrics::gauge!(names::TRANSFER_SLOTS_LEFT).set(wanted.len() as f64);
             let Some((run, origin)) = next_run(&routing, &wanted) else {
                 // Done, until the map changes.
+                if pulled_slots > 0 {
+                    info!(
+                        slots = pulled_slots,
+                        epoch = routing.map.epoch,
+                        "filled the slots that were missing"
+                    );
+                    pulled_slots = 0;
+                }
                 tokio::select! {
                     _ = changes.changed() => {}
                     () = self.again.notified() => {}
@@ -155,7 +164,10 @@ impl Transfer {
                 Origin::Peer(peer) => self.pull_run(&peer, &run, routing.map.epoch).await.map_err(Some),
             };
             match pulled {
-                Ok(()) => complete.extend(run),
+                Ok(()) => {
+                    pulled_slots += run.len();
+                    complete.extend(run);
+                }
                 Err(failure) => {
                     if let Some(failure) = failure {
                         debug!(%failure, first = run.first(), "failed to pull slots");
@@ -218,7 +230,7 @@ impl Transfer {
                 _ => break,
             }
         }
-        info!(from = peer.id, first, last, blocks, "filled slots");
+        debug!(from = peer.id, slots = run.len(), first, last, blocks, "pulled slots");
         Ok(())
     }
 
