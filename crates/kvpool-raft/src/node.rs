@@ -87,6 +87,15 @@ impl<S: StateMachine, D: Disk, R: AsyncRuntime> RaftNode<S, D, R> {
         let raft: Library<S, D, R> = Raft::new(config.member_id, library, network, LogStore(log.clone()), machine)
             .await
             .map_err(|e| StartError::Raft(e.to_string()))?;
+        // Until the core's first report its metrics are those of an empty member, which this one may not be.
+        if log.last().is_some() {
+            let reported = raft.wait(Some(config.wait_bound()));
+            let reported = reported.metrics(
+                |m| m.last_log_index.is_some() || m.running_state.is_err(),
+                "first report",
+            );
+            reported.await.map_err(|e| StartError::Raft(e.to_string()))?;
+        }
         let status = Arc::new(watch::Sender::new(observe::status::<R>(
             &raft.metrics().borrow_watched(),
         )));

@@ -224,6 +224,16 @@ impl<D: Disk> Log<D> {
         self.submit_and_wait(Op::Close { done }, wait).await
     }
 
+    /// True when no entry was ever appended at `index` or behind it.
+    fn ends_before(&self, index: u64) -> bool {
+        self.shared.lock().index.next() <= index
+    }
+
+    /// The last entry's id, or that of the last purged one.
+    pub(crate) fn last(&self) -> Option<LogId> {
+        self.shared.lock().index.last
+    }
+
     /// The entries of `from..until` that exist, in order, stopping once their payloads pass `bytes`.
     pub(crate) async fn read(&self, from: u64, until: u64, bytes: usize) -> io::Result<Vec<LogEntry>> {
         let (found, files) = {

@@ -119,6 +119,7 @@ impl<R: AsyncRuntime, D: Disk> RaftLogReader<Types<R>> for LogReader<D> {
                 return None;
             }
             match log.read(from, until, APPEND_BYTES).await {
+                Ok(entries) if entries.is_empty() && log.ends_before(from) => None,
                 // Skipping entries would be worse than stopping (openraft issue 2116 has this shape).
                 Ok(entries) if entries.first().is_none_or(|first| first.log_id.index != from) => {
                     let what = format!("failed to apply: entry {from} is not in the log");

@@ -158,6 +158,8 @@ impl<D: Disk> Writer<D> {
                 self.batch.truncate(after);
                 self.marks.previous = after;
                 self.marks.committed = self.marks.committed.min(after);
+                // A mark that still waits must not be written behind the truncation of what it covers.
+                self.committed = self.committed.min(after);
                 self.waiters.push(Waiter::Op(done));
             }
             Op::Purge { upto, done } => {

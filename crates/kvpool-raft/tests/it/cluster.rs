@@ -42,6 +42,12 @@ async fn writes_are_applied_everywhere_and_survive_restarts() {
         cluster.stop(id).await;
     }
     let mut cluster = Cluster::start(dir.path(), small).await;
+    for member in cluster.members.values() {
+        assert!(
+            member.node.status().initialized(),
+            "a member that was in a group says so from the start"
+        );
+    }
     last = cluster.propose(b"after all").await.index;
     expected.push(b"after all".to_vec());
     cluster.applied(last).await;
