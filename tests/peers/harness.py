@@ -189,6 +189,21 @@ class Metrics:
             if n == name and all(l.get(k) == w for k, w in labels.items()):
                 yield l, v
 
+    def overhead(self, p: Proc) -> int:
+        """Resident bytes of a process without the memory for blocks, which a shard touches whole soon after its start."""
+        arena = self.metrics(p).sum("kvpool_shard_arena_bytes", kind="resident")
+        return rss(p.pid) - int(arena)
+
+    def settle_memory(self) -> None:
+        """Waits until every shard has touched its memory, so that overheads can be compared."""
+
+        def touched(p: Proc) -> bool:
+            m = self.metrics(p)
+            limit = m.sum("kvpool_shard_arena_bytes", kind="limit")
+            return m.sum("kvpool_shard_arena_bytes", kind="resident") >= 0.9 * limit
+
+        wait_until("the shards have touched their memory", lambda: all(touched(p) for p in self.shards), 120, every=0.5)
+
     def violations(self) -> list[str]:
         return [f"{n}{l} = {v:g}" for n, l, v in self.series if "violation" in n and v != 0]
 
@@ -376,6 +391,21 @@ class Pool:
         """A counter summed over the given processes (default: shards and proxy)."""
         procs = procs if procs is not None else [*self.shards, self.proxy]
         return sum(self.metrics(p).sum(name, **labels) for p in procs if p.alive())
+
+    def overhead(self, p: Proc) -> int:
+        """Resident bytes of a process without the memory for blocks, which a shard touches whole soon after its start."""
+        arena = self.metrics(p).sum("kvpool_shard_arena_bytes", kind="resident")
+        return rss(p.pid) - int(arena)
+
+    def settle_memory(self) -> None:
+        """Waits until every shard has touched its memory, so that overheads can be compared."""
+
+        def touched(p: Proc) -> bool:
+            m = self.metrics(p)
+            limit = m.sum("kvpool_shard_arena_bytes", kind="limit")
+            return m.sum("kvpool_shard_arena_bytes", kind="resident") >= 0.9 * limit
+
+        wait_until("the shards have touched their memory", lambda: all(touched(p) for p in self.shards), 120, every=0.5)
 
     def violations(self) -> list[str]:
         """Every violation counter that is not 0, and every panic in a log."""

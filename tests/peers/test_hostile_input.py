@@ -12,7 +12,7 @@ import struct
 import threading
 
 import pytest
-from harness import fd_count, listening, rss, wait_until
+from harness import fd_count, listening, wait_until
 from wire import Lm, Resp, block, connect, lm_request
 
 MIB = 1 << 20
@@ -111,10 +111,11 @@ class Bystander(threading.Thread):
 def test_any_bytes_on_any_port(pool):
     print(f"KVPOOL_TEST_SEED={SEED}")
     procs = list(pool.procs.values())
+    pool.settle_memory()
     bystanders = [Bystander(p, f"bystander-{p.name}") for p in [*pool.shards, pool.proxy]]
     for b in bystanders:
         b.start()
-    before = {p.name: (rss(p.pid), fd_count(p.pid)) for p in procs}
+    before = {p.name: (pool.overhead(p), fd_count(p.pid)) for p in procs}
     ports = {p.name: sorted(listening(p.pid)) for p in procs}
     assert all(ports.values()), ports
     # One process of each role is enough: they run the same code.
@@ -134,7 +135,7 @@ def test_any_bytes_on_any_port(pool):
     for b in bystanders:
         b.finish()
     for p in targets:
-        grown = rss(p.pid) - before[p.name][0]
+        grown = pool.overhead(p) - before[p.name][0]
         assert grown < 64 * MIB, f"{p.name} grew by {grown >> 20} MiB"
         wait_until(
             f"{p.name} has its descriptors back ({fd_count(p.pid)}, had {before[p.name][1]})",
@@ -199,7 +200,8 @@ def test_many_half_headers_do_not_starve_others(pool):
 def test_announced_sizes_cost_nothing_until_bytes_come(pool):
     """Forty uploads of 256 MiB are announced and not sent: memory must not follow the announcement."""
     proxy = pool.proxy
-    before = {p.name: rss(p.pid) for p in [*pool.shards, proxy]}
+    pool.settle_memory()
+    before = {p.name: pool.overhead(p) for p in [*pool.shards, proxy]}
     idle = []
     for i in range(40):
         s = connect(proxy.address["resp"])
@@ -208,7 +210,7 @@ def test_announced_sizes_cost_nothing_until_bytes_come(pool):
     with Resp(proxy.address["resp"]) as r:
         assert r("SET", "small", "value") == "OK"
         for p in [*pool.shards, proxy]:
-            assert rss(p.pid) - before[p.name] < 64 * MIB, p.name
+            assert pool.overhead(p) - before[p.name] < 64 * MIB, p.name
         # Room is set aside when a block is announced; whoever then sends nothing loses it after 30 s, and others get it.
         wait_until(
             "the room of uploads that never came is given to others",
