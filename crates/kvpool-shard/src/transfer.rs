@@ -128,18 +128,7 @@ impl Transfer {
             }
             let routing = self.router.routing_now();
             let wanted = reconcile(&routing, &mut complete);
-            let reported: Vec<u16> = routing
-                .mine
-                .iter()
-                .filter(|(slot, in_sync)| !in_sync && complete.contains(slot))
-                .map(|(slot, _)| *slot)
-                .collect();
-            // Each report becomes a new epoch: some slots at a time while pulling, the rest at the end.
-            let due = wanted.is_empty() || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY);
-            if !reported.is_empty() && due {
-                (self.report)(routing.map.epoch, &ranges_of(&reported));
-                reported_at = Some(Instant::now());
-            }
+            let waiting = self.report_complete(&routing, &complete, wanted.is_empty(), &mut reported_at);
             metrics::gauge!(names::TRANSFER_SLOTS_LEFT).set(wanted.len() as f64);
             let Some((run, origin)) = next_run(&routing, &wanted) else {
                 // Done, until the map changes.
@@ -154,7 +143,7 @@ impl Transfer {
                 tokio::select! {
                     _ = changes.changed() => {}
                     () = self.again.notified() => {}
-                    () = sleep(LOOK_EVERY), if !reported.is_empty() => {}
+                    () = sleep(LOOK_EVERY), if waiting => {}
                 }
                 continue;
             };
@@ -179,6 +168,29 @@ impl Transfer {
                 complete.clear();
             }
         }
+    }
+
+    /// Reports slots that are complete and that the map still calls filling; true when there are some.
+    fn report_complete(
+        &self,
+        routing: &Routing,
+        complete: &BTreeSet<u16>,
+        all: bool,
+        reported_at: &mut Option<Instant>,
+    ) -> bool {
+        let filling = routing
+            .mine
+            .iter()
+            .filter(|(_, in_sync)| !in_sync)
+            .map(|(slot, _)| *slot);
+        let done: Vec<u16> = filling.filter(|slot| complete.contains(slot)).collect();
+        // Each report becomes a new epoch: some slots at a time while pulling, the rest at the end.
+        let due = all || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY);
+        if !done.is_empty() && due {
+            (self.report)(routing.map.epoch, &ranges_of(&done));
+            *reported_at = Some(Instant::now());
+        }
+        !done.is_empty()
     }
 
     /// Pulls what the slots of a run hold.

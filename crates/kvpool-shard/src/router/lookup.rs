@@ -45,6 +45,8 @@ struct Found {
     source: Source,
     /// Place of its copy among those asked.
     place: usize,
+    /// It came from the slot's primary.
+    from_primary: bool,
 }
 
 enum Source {
@@ -118,7 +120,7 @@ impl Router {
 
     /// Finds the block, and the copies that could go on with its body.
     async fn find(self: &Arc<Self>, op: &Op, key: &Bytes, what: What) -> Result<(Found, Vec<Holder>), NotFound> {
-        let copies = {
+        let (copies, primary) = {
             let routing = self.routing();
             let list = routing.list(slot_of(key));
             if op.generation != routing.map.generation {
@@ -134,6 +136,7 @@ impl Router {
                             usual,
                             source,
                             place: 0,
+                            from_primary: true,
                         },
                         Vec::new(),
                     )),
@@ -141,9 +144,9 @@ impl Router {
                     Answer::Failed(reason) => Err(self.not_found(key, reason)),
                 };
             }
-            self.candidates(list)
+            (self.candidates(list), list.first().map(|copy| copy.holder.clone()))
         };
-        let found = self.ask_around(op, key, what, &copies).await?;
+        let found = self.ask_around(op, key, what, &copies, primary.as_ref()).await?;
         let others = copies
             .into_iter()
             .enumerate()
@@ -186,13 +189,9 @@ impl Router {
         key: &Bytes,
         what: What,
         copies: &[HeldCopy],
+        primary: Option<&Holder>,
     ) -> Result<Found, NotFound> {
         let deadline = op.started + OP_DEADLINE;
-        let primary = self
-            .routing()
-            .list(slot_of(key))
-            .first()
-            .map(|copy| copy.holder.clone());
         let mut asked = 0;
         let mut asking: FuturesUnordered<Asking> = FuturesUnordered::new();
         let mut next_at = Instant::now();
@@ -205,11 +204,14 @@ impl Router {
             tokio::select! {
                 biased;
                 Some((place, answer)) = asking.next(), if !asking.is_empty() => match answer {
-                    Answer::Hit { info, usual, source } => break Some(Found { info, usual, source, place }),
+                    Answer::Hit { info, usual, source } => {
+                        let holder = copies.get(place).map(|copy| &copy.holder);
+                        let from_primary = holder.zip(primary).is_some_and(|(holder, primary)| same(holder, primary));
+                        break Some(Found { info, usual, source, place, from_primary });
+                    }
                     Answer::Miss { reason, usual } => {
                         miss = Some(NotFound { reason, usual });
-                        let first = copies.get(place).zip(primary.as_ref());
-                        let knows = first.is_some_and(|(copy, primary)| copy.in_sync && same(&copy.holder, primary));
+                        let knows = copies.get(place).is_some_and(|copy| is_authority(copy, primary));
                         if knows {
                             break None;
                         }
@@ -382,16 +384,7 @@ impl Router {
                 source: Source::Nothing,
             });
         }
-        // A streamed body holds one frame at a time; a single copy is taken whole, and needs room for all of it.
-        let hold = if info.copies >= 2 {
-            info.len.min(FRAME_BYTES as u64)
-        } else {
-            info.len
-        };
-        if !Staging::fits(hold) {
-            return Ok(Answer::Failed(MissReason::Shed));
-        }
-        let Some(held) = self.staging.reserve(hold, deadline).await else {
+        let Some(held) = self.hold(&info, deadline).await else {
             return Ok(Answer::Failed(MissReason::Shed));
         };
         let first = match info.len {
@@ -405,6 +398,16 @@ impl Router {
         })
     }
 
+    /// Room for a body: a streamed one holds one frame at a time, a single copy is taken whole.
+    async fn hold(&self, info: &BlockInfo, deadline: Instant) -> Option<Reservation> {
+        let bytes = if info.copies >= 2 {
+            info.len.min(FRAME_BYTES as u64)
+        } else {
+            info.len
+        };
+        self.staging.reserve(bytes, deadline).await
+    }
+
     /// Turns a block that was found into an answer.
     async fn deliver(
         self: &Arc<Self>,
@@ -414,31 +417,21 @@ impl Router {
         others: Vec<Holder>,
     ) -> Result<GetAnswer, NotFound> {
         let Found {
-            info, usual, source, ..
+            info,
+            usual,
+            source,
+            from_primary,
+            ..
         } = found;
-        let primary = self
-            .routing()
-            .list(slot_of(key))
-            .first()
-            .map(|copy| copy.holder.clone());
         let (body, path) = match source {
             Source::Nothing => return Err(self.not_found(key, MissReason::Absent)),
             Source::Local(block) => {
-                let path = if primary.is_some_and(|primary| primary.is_me()) {
-                    Path::Local
-                } else {
-                    Path::Replica
-                };
+                let path = if from_primary { Path::Local } else { Path::Replica };
                 (Body::local(block), path)
             }
             Source::Remote(remote) => {
                 let Remote { conn, first, held } = *remote;
-                let from = Holder::Peer(Arc::clone(&conn.peer));
-                let path = if primary.is_some_and(|primary| same(&primary, &from)) {
-                    Path::Forwarded
-                } else {
-                    Path::Replica
-                };
+                let path = if from_primary { Path::Forwarded } else { Path::Replica };
                 let len = info.len;
                 let all_there = first.as_ref().map_or(0, |first| first.len() as u64) >= len;
                 let body = if all_there {
@@ -521,6 +514,11 @@ fn can_go_on(others: &[Holder], len: u64) -> bool {
         Holder::Peer(peer) => peer.state() == BreakerState::Closed,
     };
     others.iter().any(prompt) || (!others.is_empty() && !Staging::fits(len))
+}
+
+/// Whether a copy's miss is the slot's: it is the primary, and in-sync.
+fn is_authority(copy: &HeldCopy, primary: Option<&Holder>) -> bool {
+    copy.in_sync && primary.is_some_and(|primary| same(&copy.holder, primary))
 }
 
 pub(crate) fn same(a: &Holder, b: &Holder) -> bool {

@@ -1,6 +1,6 @@
 //! Requests. One at a time per connection; none of them is ever forwarded again by its receiver.
 
-use super::fields::Reader;
+use super::fields::{Reader, Writer};
 use super::frame::Condition;
 use super::hello::{get_known, put_known};
 use super::{Known, PeerError, seal};
@@ -122,70 +122,7 @@ impl<'a> RequestHead<'a> {
             w.u64(self.request_id);
             w.u32(self.deadline_ms);
             put_known(w, self.known);
-            match &self.request {
-                Request::Ping | Request::MapFetch => {}
-                Request::Get {
-                    key,
-                    offset,
-                    write_id,
-                    peek,
-                } => {
-                    w.bytes(key);
-                    w.u64(*offset);
-                    w.u64(*write_id);
-                    w.u8(u8::from(*peek));
-                }
-                Request::Exists { key, lease_ms } => {
-                    w.bytes(key);
-                    w.u32(*lease_ms);
-                }
-                Request::Lease { keys, lease_ms } => {
-                    let keys = &keys[..keys.len().min(MAX_LEASE_KEYS)];
-                    w.u32(*lease_ms);
-                    w.u8(keys.len() as u8);
-                    keys.iter().for_each(|key| w.bytes(key));
-                }
-                Request::Put {
-                    key,
-                    role,
-                    len,
-                    meta,
-                    write_id,
-                    ttl_ms,
-                    condition,
-                } => {
-                    w.bytes(key);
-                    w.u8(*role as u8);
-                    w.u64(*len);
-                    w.meta(*meta);
-                    w.u64(*write_id);
-                    w.option(*ttl_ms);
-                    w.u8(*condition as u8);
-                }
-                Request::Del { key, role, write_id } => {
-                    w.bytes(key);
-                    w.u8(*role as u8);
-                    w.u64(*write_id);
-                }
-                Request::Ttl { key } => w.bytes(key),
-                Request::Expire { key, role, ttl_ms } => {
-                    w.bytes(key);
-                    w.u8(*role as u8);
-                    w.u64(*ttl_ms);
-                }
-                Request::SlotList {
-                    first,
-                    last,
-                    after,
-                    max,
-                } => {
-                    w.u16(*first);
-                    w.u16(*last);
-                    w.u8(u8::from(after.is_some()));
-                    w.bytes(after.unwrap_or_default());
-                    w.u16(*max);
-                }
-            }
+            put_request(w, &self.request);
         });
     }
 
@@ -204,6 +141,73 @@ impl<'a> RequestHead<'a> {
             known,
             request,
         })
+    }
+}
+
+fn put_request(w: &mut Writer<'_>, request: &Request<'_>) {
+    match request {
+        Request::Ping | Request::MapFetch => {}
+        Request::Get {
+            key,
+            offset,
+            write_id,
+            peek,
+        } => {
+            w.bytes(key);
+            w.u64(*offset);
+            w.u64(*write_id);
+            w.u8(u8::from(*peek));
+        }
+        Request::Exists { key, lease_ms } => {
+            w.bytes(key);
+            w.u32(*lease_ms);
+        }
+        Request::Lease { keys, lease_ms } => {
+            let keys = &keys[..keys.len().min(MAX_LEASE_KEYS)];
+            w.u32(*lease_ms);
+            w.u8(keys.len() as u8);
+            keys.iter().for_each(|key| w.bytes(key));
+        }
+        Request::Put {
+            key,
+            role,
+            len,
+            meta,
+            write_id,
+            ttl_ms,
+            condition,
+        } => {
+            w.bytes(key);
+            w.u8(*role as u8);
+            w.u64(*len);
+            w.meta(*meta);
+            w.u64(*write_id);
+            w.option(*ttl_ms);
+            w.u8(*condition as u8);
+        }
+        Request::Del { key, role, write_id } => {
+            w.bytes(key);
+            w.u8(*role as u8);
+            w.u64(*write_id);
+        }
+        Request::Ttl { key } => w.bytes(key),
+        Request::Expire { key, role, ttl_ms } => {
+            w.bytes(key);
+            w.u8(*role as u8);
+            w.u64(*ttl_ms);
+        }
+        Request::SlotList {
+            first,
+            last,
+            after,
+            max,
+        } => {
+            w.u16(*first);
+            w.u16(*last);
+            w.u8(u8::from(after.is_some()));
+            w.bytes(after.unwrap_or_default());
+            w.u16(*max);
+        }
     }
 }
 
