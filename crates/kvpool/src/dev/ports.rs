@@ -103,7 +103,9 @@ pub async fn choose(args: &DevArgs, home: &Home) -> Result<(Ports, Held)> {
         ("http-port", args.http_port, &mut ports.proxy.http),
     ] {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        *chosen = held.exactly(port, |e| listen::refused(flag, address, e)).await?;
+        if port != 0 {
+            *chosen = held.exactly(port, |e| listen::refused(flag, address, e)).await?;
+        }
     }
     let remembered = home.remembered_ports()?.unwrap_or_default();
     if !remembered.coordinators.is_empty() && remembered.coordinators.len() != args.coordinators {
@@ -130,6 +132,12 @@ pub async fn choose(args: &DevArgs, home: &Home) -> Result<(Ports, Held)> {
         }
         let [peer, resp, lm, http] = take;
         ports.shards.push(ShardPorts { peer, resp, lm, http });
+    }
+    // Last, so that none of them is one that is remembered for somebody else.
+    for chosen in [&mut ports.proxy.resp, &mut ports.proxy.lm, &mut ports.proxy.http] {
+        if *chosen == 0 {
+            *chosen = held.free()?;
+        }
     }
     Ok((ports, held))
 }
