@@ -15,7 +15,6 @@ use openraft::{AsyncRuntime, BasicNode, EntryPayload, OptionalSend, RaftSnapshot
 use tokio::sync::watch;
 
 use crate::disk::{Disk, offload};
-use crate::log::TMP_SUFFIX;
 use crate::machine::{SnapshotWriter, StateMachine, StopMember};
 use crate::metric_definitions as metric;
 use crate::snapshot::{SnapshotFile, SnapshotStore};
@@ -114,9 +113,7 @@ impl<R: AsyncRuntime, S: StateMachine, D: Disk> RaftStateMachine<Types<R>> for M
         let (store, held) = (self.store.clone(), snapshot.held(meta.clone()));
         // Durable under its name before the state shows it: a crash in between restores the same state.
         let restore = move || {
-            if held.snapshot.name.ends_with(TMP_SUFFIX) {
-                store.keep(&held.snapshot.name.clone(), held.clone())?;
-            }
+            store.adopt(&held)?;
             let mut state = held.snapshot.state();
             machine.restore(&mut state)?;
             Ok(machine)

@@ -20,6 +20,7 @@ pub(crate) use receive::{Receiver, Step, TransferId};
 use crate::codec::{self, PbSnapshotMeta};
 use crate::disk::{Disk, DiskFile, read_exact_at};
 use crate::error::{Damage, LogError};
+use crate::log::TMP_SUFFIX;
 use crate::machine::SnapshotWriter;
 use crate::metric_definitions as metric;
 use crate::types::SnapshotMeta;
@@ -220,7 +221,7 @@ impl<D: Disk> SnapshotStore<D> {
     /// Writes a snapshot of `state` at `meta` and makes it the newest. Blocks.
     pub(crate) fn build(&self, meta: &SnapshotMeta, state: SnapshotWriter) -> io::Result<Held<D::File>> {
         let name = file_name(meta);
-        let tmp = format!("build-{name}{}", crate::log::TMP_SUFFIX);
+        let tmp = format!("build-{name}{TMP_SUFFIX}");
         let file = self.disk.create(&tmp)?;
         let header = codec::encode_meta(meta).encode_to_vec();
         let mut out = io::BufWriter::with_capacity(
@@ -253,6 +254,35 @@ impl<D: Disk> SnapshotStore<D> {
         };
         self.keep(&tmp, held.clone())?;
         Ok(held)
+    }
+
+    /// Makes a snapshot that is to be installed this member's own. It is its newest already after a restart, a
+    /// received temporary file otherwise; one that lies elsewhere is copied. Blocks.
+    pub(crate) fn adopt(&self, held: &Held<D::File>) -> io::Result<()> {
+        let from = &held.snapshot;
+        if from.name.ends_with(TMP_SUFFIX) {
+            return self.keep(&from.name, held.clone());
+        }
+        if self
+            .current()
+            .is_some_and(|c| c.meta.last_log_id >= held.meta.last_log_id)
+        {
+            return Ok(());
+        }
+        let tmp = format!("copy-{}{TMP_SUFFIX}", from.name);
+        let file = self.disk.create(&tmp)?;
+        let mut buffer = vec![0; BUFFER];
+        let mut at = 0;
+        while at < from.len {
+            let n = (from.len - at).min(BUFFER as u64) as usize;
+            read_exact_at(&*from.file, &mut buffer[..n], at)?;
+            file.write_at(&buffer[..n], at)?;
+            at += n as u64;
+        }
+        file.sync()?;
+        let mut copy = held.clone();
+        copy.snapshot.file = Arc::new(file);
+        self.keep(&tmp, copy)
     }
 
     /// Gives a whole, synced temporary file its name, unless a newer snapshot came in meanwhile. Blocks.
