@@ -254,8 +254,9 @@ class Pool:
     def _start(self, ready_within: float) -> None:
         with self.log.open("ab") as out:
             self.dev = subprocess.Popen(
-                self.argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent
-            )
+                self.argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent,
+                start_new_session=True,  # a hang-up of the terminal is not part of any test
+            )  # fmt: skip
 
         def ready() -> dict | None:
             if self.dev.poll() is not None:
@@ -342,7 +343,7 @@ class Pool:
             with (self.dir / f"{p.name}.log").open("ab") as out:
                 p.child = subprocess.Popen(
                     p.argv, env=p.env, cwd=p.cwd, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=_die_with_parent, start_new_session=True,
                 )  # fmt: skip
             p.pid = p.child.pid
             p.born = _birth(p.pid)
