@@ -121,7 +121,7 @@ def new_pool(request):
         p = Pool(**kw)
         made.append(p)
         if healthy:
-            p.wait_healthy()
+            p.wait_settled()
         return p
 
     yield make

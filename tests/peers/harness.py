@@ -189,21 +189,6 @@ class Metrics:
             if n == name and all(l.get(k) == w for k, w in labels.items()):
                 yield l, v
 
-    def overhead(self, p: Proc) -> int:
-        """Resident bytes of a process without the memory for blocks, which a shard touches whole soon after its start."""
-        arena = self.metrics(p).sum("kvpool_shard_arena_bytes", kind="resident")
-        return rss(p.pid) - int(arena)
-
-    def settle_memory(self) -> None:
-        """Waits until every shard has touched its memory, so that overheads can be compared."""
-
-        def touched(p: Proc) -> bool:
-            m = self.metrics(p)
-            limit = m.sum("kvpool_shard_arena_bytes", kind="limit")
-            return m.sum("kvpool_shard_arena_bytes", kind="resident") >= 0.9 * limit
-
-        wait_until("the shards have touched their memory", lambda: all(touched(p) for p in self.shards), 120, every=0.5)
-
     def violations(self) -> list[str]:
         return [f"{n}{l} = {v:g}" for n, l, v in self.series if "violation" in n and v != 0]
 
@@ -230,6 +215,7 @@ class Pool:
         ports: dict[str, int] | None = None,
         ready_within: float = 90,
     ):
+        self.factor = factor
         self.dir = Path(tempfile.mkdtemp(prefix="kvpool-test-"))
         self.data = data_dir or self.dir / "data"
         self.ready_file = self.dir / "ready.json"
@@ -384,6 +370,16 @@ class Pool:
         except AssertionError as e:
             raise AssertionError(f"{e}; it says:\n{said}") from None
         return said
+
+    def wait_settled(self, timeout: float = 90) -> None:
+        """Healthy, and every slot lies where it is to stay: just `factor` copies, all complete."""
+
+        def settled() -> bool:
+            lists = [row["copies"] for row in self.get("slots")]
+            return all(len(copies) == self.factor and all(c["state"] == "in-sync" for c in copies) for copies in lists)
+
+        self.wait_healthy(timeout)
+        wait_until("no slot is on its way", settled, timeout, every=0.2)
 
     def metrics(self, p: Proc) -> Metrics:
         return scrape(p.address["http"])

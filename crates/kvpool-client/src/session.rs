@@ -157,6 +157,7 @@ where
         loop {
             let endpoints = self.client.endpoints();
             let configured = || endpoints.get(turn % endpoints.len().max(1)).cloned();
+            let told = hint.is_some();
             let address = hint.take().or_else(configured).unwrap_or_default();
             let status = match self.open(&address).await {
                 Ok(open) => {
@@ -176,6 +177,10 @@ where
             self.say_why(&address, refused.as_ref(), &status);
             hint = refused.and_then(|r| r.leader).filter(|leader| *leader != address);
             turn += 1;
+            if hint.is_some() && !told {
+                // Somebody says who leads: ask that one at once. Only one step, for two members could name each other.
+                continue;
+            }
             sleep(backoff.next_wait()).await;
         }
     }

@@ -29,6 +29,7 @@ fn slot_map() -> SlotMap {
             node: "node-1".into(),
             peer: "127.0.0.1:1".into(),
             up: true,
+            dropped_at: 299,
         }],
         ranges: vec![SlotRange {
             first: 1,

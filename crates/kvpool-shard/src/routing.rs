@@ -43,6 +43,8 @@ pub(crate) struct Routing {
     pub(crate) peers: BTreeMap<u32, Arc<Peer>>,
     /// Slots whose list names this process, and whether that copy is in-sync.
     pub(crate) mine: Vec<(u16, bool)>,
+    /// Last epoch at which a plan took a copy from this incarnation, 0 = never.
+    pub(crate) dropped_at: u64,
 }
 
 impl Routing {
@@ -54,6 +56,7 @@ impl Routing {
             slots: vec![0; usize::from(SLOTS)].into_boxed_slice(),
             peers: BTreeMap::new(),
             mine: Vec::new(),
+            dropped_at: 0,
         }
     }
 
@@ -80,10 +83,12 @@ impl Routing {
         SlotTable::from_ranges(&map.ranges)?;
         let mut peers = BTreeMap::new();
         let mut me = None;
+        let mut dropped_at = 0;
         for shard in &map.shards {
             if shard.id == identity.id {
                 // A list that names an older incarnation of us is about a store that no longer exists.
                 me = (shard.incarnation == identity.incarnation()).then_some(shard.number);
+                dropped_at = shard.dropped_at;
                 continue;
             }
             peers.insert(shard.number, peer_for(shard, before, identity));
@@ -91,6 +96,7 @@ impl Routing {
         let mut routing = Routing {
             map: Arc::clone(&map),
             peers,
+            dropped_at,
             ..Routing::empty()
         };
         for range in &map.ranges {

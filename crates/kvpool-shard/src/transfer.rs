@@ -11,7 +11,8 @@
 //! - A removal leaves its write id behind in the store, so an older block that is pulled after it is dropped. That memory
 //!   is bounded; it outlasts a pull of one block by far. The source is the primary whenever it answers, and it removes a
 //!   block before it tells us: a pull that begins after the removal does not find the block.
-//! - A slot begins empty: what this shard held of it in an earlier epoch was dropped when the slot left.
+//! - A slot begins empty: what this shard held of it in an earlier epoch was dropped when the slot left, or, when this shard
+//!   never saw the epoch in which it left, when the map tells of it ([`Routing::dropped_at`]).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -116,6 +117,7 @@ impl Transfer {
         let mut changes = self.router.changes();
         let mut complete: BTreeSet<u16> = BTreeSet::new();
         let mut incarnation = 0;
+        let mut seen_epoch = 0;
         let mut reported_at = None::<Instant>;
         let mut pulled_slots = 0;
         loop {
@@ -127,6 +129,12 @@ impl Transfer {
                 incarnation = now;
             }
             let routing = self.router.routing_now();
+            if routing.dropped_at > seen_epoch {
+                // A slot that is filling may have gone and come back since, even in the middle of a pull.
+                complete.clear();
+                self.empty_filling(&routing);
+            }
+            seen_epoch = routing.map.epoch;
             let wanted = reconcile(&routing, &mut complete);
             let waiting = self.report_complete(&routing, &complete, wanted.is_empty(), &mut reported_at);
             metrics::gauge!(names::TRANSFER_SLOTS_LEFT).set(wanted.len() as f64);
@@ -167,6 +175,14 @@ impl Transfer {
             if incarnation != self.router.identity().incarnation() {
                 complete.clear();
             }
+        }
+    }
+
+    /// Drops what the store holds of slots that are filling.
+    fn empty_filling(&self, routing: &Routing) {
+        let Some(store) = self.router.store() else { return };
+        for (slot, _) in routing.mine.iter().filter(|(_, in_sync)| !in_sync) {
+            store.remove_slot(*slot);
         }
     }
 

@@ -148,6 +148,10 @@ pub struct MapShard {
     pub peer: String,
     #[prost(bool, tag = "6")]
     pub up: bool,
+    /// Last epoch at which a plan took a copy from this incarnation, 0 = never. A shard whose map was older than that may
+    /// hold leftovers of a slot that went and came back.
+    #[prost(uint64, tag = "7")]
+    pub dropped_at: u64,
 }
 
 /// The slot map of a pool, complete in itself: the one record that shards and proxies route by.

@@ -543,7 +543,9 @@ impl State {
             epoch: p.epoch,
             generation: p.record.generation,
             factor: p.record.factor,
-            shards: shards.map(|s| map_shard(s)).collect(),
+            shards: shards
+                .map(|s| map_shard(s, p.dropped_at.get(&s.number).copied()))
+                .collect(),
             ranges: p.table.to_ranges(),
         })
     }
@@ -583,7 +585,7 @@ impl State {
     }
 }
 
-fn map_shard(s: &ShardRecord) -> MapShard {
+fn map_shard(s: &ShardRecord, dropped_at: Option<u64>) -> MapShard {
     MapShard {
         number: s.number,
         id: s.id.clone(),
@@ -591,6 +593,7 @@ fn map_shard(s: &ShardRecord) -> MapShard {
         node: s.node.clone(),
         peer: s.addresses.as_ref().map_or_else(String::new, |a| a.peer.clone()),
         up: s.state() == ShardState::Up,
+        dropped_at: dropped_at.unwrap_or(0),
     }
 }
 

@@ -127,6 +127,7 @@ fn slot_map() -> SlotMap {
         node: "n1".into(),
         peer: "h:1".into(),
         up: true,
+        dropped_at: 8,
     };
     SlotMap {
         pool: "main".into(),

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 /// How long a role may take to stop.
@@ -25,14 +25,18 @@ pub fn token(parent: Option<u32>) -> Result<CancellationToken> {
     let token = CancellationToken::new();
     let mut term = signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?;
     let mut int = signal(SignalKind::interrupt()).context("failed to listen for SIGINT")?;
-    let mut hup = signal(SignalKind::hangup()).context("failed to listen for SIGHUP")?;
+    // Under nohup a hang-up is to be ignored; a handler would undo that.
+    let mut hup = match hangup_is_ignored() {
+        true => None,
+        false => Some(signal(SignalKind::hangup()).context("failed to listen for SIGHUP")?),
+    };
     let parent = parent.filter(|pid| parent_id() == *pid);
     let cancelled = token.clone();
     tokio::spawn(async move {
         let why = tokio::select! {
             _ = term.recv() => "SIGTERM",
             _ = int.recv() => "SIGINT",
-            _ = hup.recv() => "SIGHUP",
+            () = hung_up(hup.as_mut()) => "SIGHUP",
             () = orphaned(parent) => "kvpool dev is gone",
         };
         tracing::info!(why, "stopping");
@@ -44,6 +48,23 @@ pub fn token(parent: Option<u32>) -> Result<CancellationToken> {
         std::process::exit(130);
     });
     Ok(token)
+}
+
+/// True when this process was started with SIGHUP ignored, as by nohup (signal 1 in `SigIgn` of proc(5)).
+fn hangup_is_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 != 0))
+}
+
+/// Returns at a hang-up; never when it is ignored.
+async fn hung_up(hup: Option<&mut Signal>) {
+    match hup {
+        Some(hup) => {
+            hup.recv().await;
+        }
+        None => std::future::pending().await,
+    }
 }
 
 /// Returns when `parent` is no longer the parent; never without one.

@@ -14,6 +14,9 @@ use std::time::Duration;
 
 /// Between two plans, so that a burst of reports costs one plan.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long a pool whose slots nobody holds yet waits for more shards after its first: one plan for all of them instead of one
+/// for each that joins.
+const GATHER: Duration = Duration::from_millis(400);
 /// After a plan that was not committed.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -44,6 +47,8 @@ pub(crate) struct PoolState {
     planning: bool,
     /// The state changed meanwhile.
     dirty: bool,
+    /// The pool was new and has waited for its shards.
+    gathered: bool,
 }
 
 impl PoolState {
@@ -65,11 +70,24 @@ impl PoolState {
         }
         if self.planning {
             self.dirty = true;
+        } else if !self.gathered && self.is_new() && !self.shards.names().is_empty() {
+            self.gathered = true;
+            self.planning = true;
+            self.dirty = true;
+            myself.send_after(GATHER, || PoolMsg::Go);
         } else {
             self.planning = true;
             self.dirty = false;
             make_plan(self.duty.clone(), self.pool.clone(), myself.clone());
         }
+    }
+
+    /// Nobody has ever held a slot of it.
+    fn is_new(&self) -> bool {
+        self.duty.core.replica.read(|s| {
+            s.slot_table(&self.pool)
+                .is_some_and(|(_, t)| t.iter().all(|(_, copies)| copies.is_empty()))
+        })
     }
 
     async fn spawn(&mut self, myself: &ActorRef<PoolMsg>, shard: &str) {
@@ -112,6 +130,7 @@ impl Actor for PoolActor {
             shards,
             planning: false,
             dirty: false,
+            gathered: false,
         })
     }
 

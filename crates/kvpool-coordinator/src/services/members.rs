@@ -29,7 +29,8 @@ impl Members for MembersService {
         Ok(Response::new(MemberHelloReply {
             member_id: core.id,
             cluster_id,
-            initialized: core.status().initialized(),
+            // A member that only granted a vote has no membership yet, but it is not new either.
+            initialized: core.status().initialized() || core.status().term > 0,
             seeds: core.seeds.keys().copied().collect(),
         }))
     }

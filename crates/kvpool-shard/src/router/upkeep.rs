@@ -123,9 +123,11 @@ impl Router {
                     store.remove_slot(*slot);
                 }
             }
+            // A slot may have gone and come back in an epoch that this process never saw.
+            let missed_a_drop = routing.dropped_at > before.map.epoch;
             for (slot, in_sync) in &routing.mine {
                 // A copy begins empty. What was stored before this process knew of its place will be pulled.
-                if !in_sync && before.my_copy(*slot).is_none() {
+                if !in_sync && (missed_a_drop || before.my_copy(*slot).is_none()) {
                     store.remove_slot(*slot);
                 }
             }

@@ -108,6 +108,7 @@ fn map_of(epoch: u64, nodes: &[(u32, SocketAddr)], copies: &[(u32, bool)]) -> Ar
         node: format!("node-{number}"),
         peer: address.to_string(),
         up: true,
+        dropped_at: 0,
     });
     let copies = copies.iter().map(|(shard, in_sync)| SlotCopy {
         shard: *shard,

@@ -131,3 +131,36 @@ async fn slots_that_leave_the_list_are_dropped_and_come_back_empty() {
     assert_eq!(nodes[1].router.key_count(), 0);
     expect(&nodes[1].router, "k", b"v", Path::Forwarded).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_went_and_came_back_in_epochs_never_seen_begins_empty() {
+    let nodes = [Node::start(1).await, Node::start(2).await];
+    let all = addresses(&nodes);
+    let filling = [(1, true), (2, false)];
+    nodes
+        .iter()
+        .for_each(|node| assert!(node.router.adopt(&map_of(1, &all, &filling))));
+    put(&nodes[0].router, "gone", b"v").await;
+    put(&nodes[0].router, "kept", b"w").await;
+    let reported = transferring(&nodes[1]);
+    eventually("reported", || reported.lock().len() == usize::from(SLOTS)).await;
+    assert!(nodes[1].router.peek(b"gone").is_some());
+    // Epoch 2, in which the second node holds nothing and a block is removed, reaches the first node only.
+    assert!(nodes[0].router.adopt(&map_of(2, &all, &[(1, true)])));
+    nodes[0]
+        .router
+        .del(&nodes[0].router.op(Front::Resp), &key("gone"))
+        .await;
+    let mut again = SlotMap::clone(&map_of(3, &all, &filling));
+    for shard in again.shards.iter_mut().filter(|shard| shard.number == 2) {
+        shard.dropped_at = 2;
+    }
+    let again = Arc::new(again);
+    for node in nodes.iter().rev() {
+        node.router.adopt(&again);
+    }
+    let since = |epoch: u64| reported.lock().values().filter(|at| **at >= epoch).count();
+    eventually("reported again", || since(3) == usize::from(SLOTS)).await;
+    assert!(nodes[1].router.peek(b"gone").is_none(), "a removed block came back");
+    assert!(nodes[1].router.peek(b"kept").is_some());
+}
