@@ -1,6 +1,5 @@
 //! Routing over real sockets: several shards and a proxy in one process, under maps that the test decides.
 
-mod cost;
 mod faults;
 mod prop_faults;
 mod routes;
