@@ -10,6 +10,7 @@ use futures::Stream;
 use kvpool_proto::limits;
 use kvpool_proto::meta::Refused;
 use kvpool_proto::v1::{Kind, WatchReply, WatchRequest, watch_reply::What};
+use kvpool_state::feed::Cursor;
 use kvpool_state::records::{Event, Record};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -52,7 +53,7 @@ impl WatchStream {
         let watcher = Watcher {
             client,
             filter,
-            position: from_revision,
+            cursor: Cursor::at(from_revision),
             tx,
         };
         WatchStream {
@@ -84,7 +85,7 @@ impl Drop for WatchStream {
 struct Watcher {
     client: Client,
     filter: WatchFilter,
-    position: u64,
+    cursor: Cursor,
     tx: mpsc::Sender<WatchItem>,
 }
 
@@ -101,7 +102,7 @@ impl Watcher {
         // Watchers start at different members.
         let mut turn: usize = rand::random_range(0..1024);
         loop {
-            let before = self.position;
+            let before = self.cursor;
             let endpoints = self.client.endpoints();
             let address = endpoints
                 .get(turn % endpoints.len().max(1))
@@ -114,7 +115,7 @@ impl Watcher {
                     tracing::debug!(%address, reason, message, "the watch goes on with another member");
                 }
             }
-            if self.position > before {
+            if self.cursor != before {
                 backoff.reset();
             }
             turn += 1;
@@ -133,7 +134,7 @@ impl Watcher {
         let request = WatchRequest {
             kinds: self.filter.kinds.iter().map(|k| i32::from(*k)).collect(),
             pool: self.filter.pool.clone(),
-            from_revision: self.position,
+            from_revision: self.cursor.position(),
         };
         let opened = timeout(self.client.timing().attempt(), cluster.watch(request)).await;
         let mut stream = match opened {
@@ -174,7 +175,7 @@ impl Watcher {
 
     async fn hand_on(&mut self, reply: WatchReply) -> Result<(), mpsc::error::SendError<WatchItem>> {
         match reply.what {
-            Some(What::Changes(changes)) if changes.revision > self.position => {
+            Some(What::Changes(changes)) if self.cursor.takes_changes(changes.revision) => {
                 let revision = changes.revision;
                 self.tx
                     .send(WatchItem::Changes {
@@ -182,9 +183,9 @@ impl Watcher {
                         events: changes.events,
                     })
                     .await?;
-                self.position = revision;
+                self.cursor.advance(revision);
             }
-            Some(What::Relist(list)) if list.revision >= self.position => {
+            Some(What::Relist(list)) if self.cursor.takes_relist(list.revision) => {
                 let records = list.records.into_iter().filter_map(|e| e.record).collect();
                 self.tx
                     .send(WatchItem::Relisted {
@@ -192,13 +193,13 @@ impl Watcher {
                         records,
                     })
                     .await?;
-                self.position = list.revision;
+                self.cursor.advance(list.revision);
             }
-            Some(What::Progress(progress)) => self.position = self.position.max(progress.revision),
+            Some(What::Progress(progress)) => self.cursor.advance(progress.revision),
             _ => {}
         }
         #[allow(clippy::cast_precision_loss)]
-        metrics::gauge!(m::REVISION).set(self.position as f64);
+        metrics::gauge!(m::REVISION).set(self.cursor.position() as f64);
         Ok(())
     }
 }

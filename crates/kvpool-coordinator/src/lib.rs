@@ -12,7 +12,6 @@ mod core;
 mod listener;
 pub mod metric_definitions;
 mod replica;
-mod ring;
 mod run;
 mod server;
 mod services;

@@ -1,54 +1,36 @@
-//! The replicated state on this member: kvpool-state behind kvpool-raft's state machine, with the events of the newest
-//! revisions beside it.
+//! The replicated state on this member: kvpool-state behind kvpool-raft's state machine, and behind one lock.
 //!
-//! Invariants: state and ring change under one lock, so a relist and the events after it fit together; an entry that can't
-//! be decoded changes nothing and stops the member; epochs and incarnations that went back are counted (R4).
+//! Invariants: state and events change together (kvpool-state's feed), so a relist and the events after it fit together; an
+//! entry that can't be decoded changes nothing and stops the member; epochs that went back are counted (R4).
 
 use crate::metric_definitions as m;
-use crate::ring::Ring;
 use bytes::Bytes;
 use kvpool_raft::{SnapshotWriter, StateMachine, StopMember};
 use kvpool_state::State;
-use kvpool_state::records::{Event, Record};
-use parking_lot::{RwLock, RwLockReadGuard};
+use kvpool_state::feed::{Feed, Page};
+use parking_lot::RwLock;
 use prost::Message;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Largest item of a snapshot in bytes; a pool with 16384 ranges has about 1.2 MiB.
-const MAX_ITEM_BYTES: usize = 8 << 20;
-
-#[derive(Default)]
-struct Inner {
-    state: State,
-    ring: Ring,
-}
-
 /// What everybody on this member reads.
 pub(crate) struct Replica {
-    inner: RwLock<Inner>,
+    feed: RwLock<Feed>,
     revision: watch::Sender<u64>,
-}
-
-/// Events for one watcher.
-pub(crate) enum Page {
-    Events { events: Vec<Arc<Event>>, revision: u64 },
-    Relist { records: Vec<Record>, revision: u64 },
 }
 
 impl Replica {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Replica {
-            inner: RwLock::default(),
+            feed: RwLock::default(),
             revision: watch::Sender::new(0),
         })
     }
 
     /// Reads the state. The guard must not be held across an await.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
-        let inner: RwLockReadGuard<'_, Inner> = self.inner.read();
-        look(&inner.state)
+        look(self.feed.read().state())
     }
 
     pub(crate) fn revision(&self) -> watch::Receiver<u64> {
@@ -57,72 +39,32 @@ impl Replica {
 
     /// What a watcher at `position` sees next; `relist` asks for everything.
     pub(crate) fn page(&self, position: u64, relist: bool, most: usize) -> Page {
-        let inner = self.inner.read();
-        let applied = inner.state.revision();
-        match inner.ring.after(position, most).filter(|_| !relist) {
-            // Nothing is left after the last event: the watcher has seen every applied revision.
-            Some((events, last)) if inner.ring.after(last, 1).is_some_and(|(e, _)| e.is_empty()) => Page::Events {
-                events,
-                revision: last.max(applied).max(position),
-            },
-            Some((events, last)) => Page::Events { events, revision: last },
-            None => Page::Relist {
-                records: inner.state.records(),
-                revision: applied,
-            },
-        }
+        self.feed.read().page(position, relist, most)
     }
 
     fn apply(&self, index: u64, command: &[u8]) -> Result<Bytes, StopMember> {
-        let mut inner = self.inner.write();
-        let applied = inner
-            .state
-            .apply(index, command)
-            .map_err(|e| StopMember(e.to_string()))?;
-        check_growth(&inner.ring, index, &applied.events);
-        let dropped = inner.ring.push(index, applied.events);
-        let (events, bytes) = inner.ring.depth();
-        drop(inner);
+        let mut feed = self.feed.write();
+        let step = feed.apply(index, command).map_err(|e| StopMember(e.to_string()))?;
+        let (events, bytes) = feed.depth();
+        drop(feed);
+        if let Some(what) = step.violation {
+            m::violation("R4", &what);
+        }
         #[allow(clippy::cast_precision_loss)]
         {
-            metrics::counter!(m::RING_DROPPED).increment(dropped as u64);
+            metrics::counter!(m::RING_DROPPED).increment(step.dropped as u64);
             metrics::gauge!(m::RING_DEPTH).set(events as f64);
             metrics::gauge!(m::RING_BYTES).set(bytes as f64);
             metrics::gauge!(m::REVISION).set(index as f64);
         }
         self.revision.send_replace(index);
-        Ok(applied.response.encode_to_vec().into())
+        Ok(step.response.encode_to_vec().into())
     }
 
     fn replace(&self, state: State) {
         let revision = state.revision();
-        *self.inner.write() = Inner {
-            state,
-            ring: Ring::starting_after(revision),
-        };
+        *self.feed.write() = Feed::starting_from(state);
         self.revision.send_replace(revision);
-    }
-}
-
-/// R4, as far as two neighbouring events show it: an epoch is above the last one of its pool in the ring.
-fn check_growth(ring: &Ring, index: u64, events: &[Event]) {
-    let Some((last, _)) = index.checked_sub(64).and_then(|from| ring.after(from, 64)) else {
-        return;
-    };
-    for event in events {
-        let Some(Record::Slots(new)) = &event.record else {
-            continue;
-        };
-        let older = last.iter().rev().find_map(|e| match &e.record {
-            Some(Record::Slots(old)) if old.pool == new.pool => Some(old.epoch),
-            _ => None,
-        });
-        if older.is_some_and(|old| old >= new.epoch) {
-            m::violation(
-                "R4",
-                &format!("epoch of pool {} did not grow at revision {index}", new.pool),
-            );
-        }
     }
 }
 
@@ -137,62 +79,13 @@ impl StateMachine for Machine {
     fn snapshot(&self) -> SnapshotWriter {
         // A clone shares the records: the leader waits for this alone.
         let state = self.0.read(State::clone);
-        Box::new(move |out| write_snapshot(&state, out))
+        Box::new(move |out| state.write_snapshot(out))
     }
 
     fn restore(&mut self, from: &mut dyn Read) -> io::Result<()> {
-        let state = read_snapshot(from)?;
-        self.0.replace(state);
+        self.0.replace(State::read_snapshot(from)?);
         Ok(())
     }
-}
-
-/// Items of the state, each behind its length (u32, little endian).
-fn write_snapshot(state: &State, out: &mut dyn Write) -> io::Result<()> {
-    for item in state.snapshot_items() {
-        let len = u32::try_from(item.len()).map_err(|_| invalid("an item is too large"))?;
-        out.write_all(&len.to_le_bytes())?;
-        out.write_all(&item)?;
-    }
-    Ok(())
-}
-
-fn read_snapshot(from: &mut dyn Read) -> io::Result<State> {
-    let mut failed = None;
-    let items = std::iter::from_fn(|| match read_item(from) {
-        Ok(item) => item,
-        Err(e) => {
-            failed = Some(e);
-            None
-        }
-    });
-    let state = State::from_snapshot_items(items);
-    match failed {
-        Some(e) => Err(e),
-        None => state.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e)),
-    }
-}
-
-fn read_item(from: &mut dyn Read) -> io::Result<Option<Vec<u8>>> {
-    let mut len = [0; 4];
-    match from.read(&mut len[..1])? {
-        0 => return Ok(None),
-        _ => from.read_exact(&mut len[1..])?,
-    }
-    let len = u32::from_le_bytes(len) as usize;
-    if len > MAX_ITEM_BYTES {
-        return Err(invalid("an item is too large"));
-    }
-    let mut item = vec![0; len];
-    from.read_exact(&mut item)?;
-    Ok(Some(item))
-}
-
-fn invalid(what: &str) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("failed to read or write a snapshot: {what}"),
-    )
 }
 
 #[cfg(test)]
@@ -234,31 +127,8 @@ mod tests {
         assert_eq!(*copy.revision().borrow(), 19);
         assert!(matches!(copy.page(18, false, 9), Page::Relist { revision: 19, .. }));
         for cut in 0..bytes.len() {
-            assert!(read_snapshot(&mut &bytes[..cut]).is_err(), "cut at {cut}");
+            assert!(State::read_snapshot(&mut &bytes[..cut]).is_err(), "cut at {cut}");
         }
-    }
-
-    #[test]
-    fn pages_join_without_loss() {
-        let replica = filled();
-        let Page::Relist { records, revision } = replica.page(0, true, 9) else {
-            panic!()
-        };
-        assert_eq!((records.len(), revision), (1 + 4 + 4, 19));
-        let (mut at, mut seen) = (3, Vec::new());
-        while at < 19 {
-            let Page::Events { events, revision } = replica.page(at, false, 3) else {
-                panic!()
-            };
-            assert!(revision > at);
-            seen.extend(events.iter().map(|e| e.revision));
-            at = revision;
-        }
-        assert!(seen.is_sorted());
-        let Page::Events { events, .. } = replica.page(3, false, 1_000) else {
-            panic!()
-        };
-        assert_eq!(seen, events.iter().map(|e| e.revision).collect::<Vec<_>>());
     }
 
     #[test]

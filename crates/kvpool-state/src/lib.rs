@@ -2,7 +2,10 @@
 //! Nothing here panics on any input.
 
 pub mod command;
+pub mod feed;
+mod frames;
 pub mod records;
+mod ring;
 mod slot;
 mod snapshot;
 mod state;

@@ -3,12 +3,12 @@
 
 use crate::core::Core;
 use crate::metric_definitions as m;
-use crate::replica::Page;
 use crate::services::cluster::kind_of;
 use kvpool_proto::limits::PROGRESS_INTERVAL;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::watch_reply::What;
 use kvpool_proto::v1::{Changes, Kind, Progress, Relist, WatchReply, WatchRequest};
+use kvpool_state::feed::Page;
 use kvpool_state::records::{Event, Record};
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! The watch: ordered, nothing lost or doubled over leader changes, relists.
 
 use super::{TestCluster, eventually};
-use crate::ring::MAX_EVENTS;
 use kvpool_client::{Kind, WatchFilter, WatchItem, WatchStream};
 use kvpool_state::command::{Command, ConfigurePool};
+use kvpool_state::feed::MAX_EVENTS;
 use kvpool_state::records::Record;
 use std::collections::BTreeMap;
 

@@ -2,15 +2,15 @@
 //!
 //! Invariant: events stand in order of revision, all events of a revision together; every revision above `floor` is here.
 
-use kvpool_state::records::Event;
+use crate::records::Event;
 use prost::Message;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Most events kept.
-pub(crate) const MAX_EVENTS: usize = 8_192;
+pub const MAX_EVENTS: usize = 8_192;
 /// Most bytes of events kept. One slot map may have a megabyte.
-pub(crate) const MAX_BYTES: usize = 64 << 20;
+pub const MAX_BYTES: usize = 64 << 20;
 
 /// All events of one revision.
 struct Entry {
@@ -89,7 +89,7 @@ impl Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvpool_state::records::{PoolRecord, Record};
+    use crate::records::{PoolRecord, Record};
 
     fn events(revision: u64, n: usize, name: usize) -> Vec<Event> {
         let pool = PoolRecord {
