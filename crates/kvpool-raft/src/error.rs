@@ -182,6 +182,62 @@ pub enum InitializeError {
     Fatal(String),
 }
 
+/// Why a change of the membership was not even proposed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeRefusal {
+    /// Only a leader changes the group.
+    #[error("this member does not lead")]
+    NotLeading,
+    /// Another change is not finished.
+    #[error("another change of the membership is under way")]
+    InProgress,
+    /// The change would take out the leader that makes it.
+    #[error("the leader must hand over before it can leave")]
+    Leads,
+    /// Too few or too many voters.
+    #[error("a group has 1 to {max} voters, not {0}", max = crate::change::MAX_VOTERS)]
+    Size(usize),
+    /// A voter is made of a learner only.
+    #[error("member {0} is not in the group")]
+    NotAMember(u64),
+    /// It would count before it can help.
+    #[error("member {0} does not answer or lacks too much of the log to vote")]
+    NotCaughtUp(u64),
+    /// The change could not be committed, or nothing after it.
+    #[error("only {sound} of the {of} {which} voters answer and have the log: that is no majority")]
+    NoMajority {
+        /// `old` or `new`.
+        which: &'static str,
+        /// Voters that answer and have the log.
+        sound: usize,
+        /// All of them.
+        of: usize,
+    },
+    /// The consensus library refused.
+    #[error("{0}")]
+    Library(String),
+}
+
+/// Why a change of the membership was not confirmed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// Nothing was changed.
+    #[error("failed to change the membership: {0}")]
+    Refused(#[from] ChangeRefusal),
+    /// Nothing was changed: ask the leader, if known.
+    #[error("failed to change the membership: this member is not the leader")]
+    NotLeader {
+        /// The leader this member knows of.
+        leader: Option<Leader>,
+    },
+    /// It may be done, half done (see [`crate::Status::joint`]) or not.
+    #[error("failed to learn whether the membership was changed: {0}")]
+    Unknown(String),
+    /// The member has stopped for good; the process must exit.
+    #[error("failed to change the membership: the member has stopped: {0}")]
+    Fatal(String),
+}
+
 /// Why a message from another member was not answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandleError {

@@ -4,6 +4,7 @@
 //! disk and the transport, so that the simulator in `chaos/` runs this very code. See `OVERVIEW.md`.
 
 mod apply;
+mod change;
 mod codec;
 mod config;
 mod disk;
@@ -22,11 +23,14 @@ mod transport;
 mod types;
 mod wire;
 
+pub use change::{CAUGHT_UP_LAG, MAX_VOTERS, preflight};
 pub use config::{
     Config, ConfigError, MAX_CLUSTER_ID_BYTES, MAX_COMMAND_BYTES, MAX_IN_FLIGHT, MAX_MESSAGE_BYTES, MemberId, Timing,
 };
 pub use disk::{Disk, DiskFile, FileDisk};
-pub use error::{Damage, HandleError, InitializeError, LogError, ProposeError, ReadError, StartError};
+pub use error::{
+    ChangeError, ChangeRefusal, Damage, HandleError, InitializeError, LogError, ProposeError, ReadError, StartError,
+};
 pub use log::LogOptions;
 pub use machine::{SnapshotWriter, StateMachine, StopMember};
 pub use marker::{MARKER_FILE, Marker};

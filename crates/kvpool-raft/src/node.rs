@@ -43,7 +43,7 @@ pub struct Applied {
 
 /// A running member. Clones share it.
 pub struct RaftNode<S: StateMachine, D: Disk = FileDisk, R: AsyncRuntime = Tokio> {
-    inner: Arc<Inner<S, D, R>>,
+    pub(crate) inner: Arc<Inner<S, D, R>>,
 }
 
 impl<S: StateMachine, D: Disk, R: AsyncRuntime> Clone for RaftNode<S, D, R> {
@@ -56,16 +56,19 @@ impl<S: StateMachine, D: Disk, R: AsyncRuntime> Clone for RaftNode<S, D, R> {
 
 pub(crate) type Library<S, D, R> = Raft<Types<R>, Machine<S, D>>;
 
-struct Inner<S: StateMachine, D: Disk, R: AsyncRuntime> {
-    raft: Library<S, D, R>,
+pub(crate) struct Inner<S: StateMachine, D: Disk, R: AsyncRuntime> {
+    pub(crate) raft: Library<S, D, R>,
     log: Log<D>,
     server: Server<S, D, R>,
     status: Arc<watch::Sender<Status>>,
     applied: watch::Receiver<Option<u64>>,
     gate: Arc<Semaphore>,
     max_in_flight: usize,
-    wait_bound: Duration,
+    pub(crate) wait_bound: Duration,
     heartbeat: Duration,
+    /// One change of the membership at a time.
+    pub(crate) changes: Arc<Semaphore>,
+    pub(crate) patience: Duration,
 }
 
 impl<S: StateMachine, D: Disk, R: AsyncRuntime> RaftNode<S, D, R> {
@@ -113,6 +116,8 @@ impl<S: StateMachine, D: Disk, R: AsyncRuntime> RaftNode<S, D, R> {
                 max_in_flight: config.max_in_flight,
                 wait_bound: config.wait_bound(),
                 heartbeat: config.timing.heartbeat(),
+                changes: Arc::new(Semaphore::new(1)),
+                patience: crate::change::patience(config.timing),
             }),
         })
     }
@@ -303,7 +308,7 @@ impl<S: StateMachine, D: Disk, R: AsyncRuntime> RaftNode<S, D, R> {
     }
 }
 
-fn leader<R: AsyncRuntime>(forward: ForwardToLeader<Types<R>>) -> Option<Leader> {
+pub(crate) fn leader<R: AsyncRuntime>(forward: ForwardToLeader<Types<R>>) -> Option<Leader> {
     let address = forward.leader_node.map(|node| node.addr).unwrap_or_default();
     forward.leader_id.map(|id| Leader { id, address })
 }

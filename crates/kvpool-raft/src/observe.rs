@@ -86,6 +86,10 @@ pub(crate) fn status<R: AsyncRuntime>(m: &RaftMetrics<Types<R>>) -> Status {
         purged: m.purged.map(|id| id.index),
         members: membership.nodes().map(|(id, node)| (*id, node.addr.clone())).collect(),
         voters: membership.voter_ids().collect(),
+        joint: match membership.get_joint_config()[..] {
+            [_, .., ref target] => Some(target.clone()),
+            _ => None,
+        },
         membership_committed: m.membership_config.log_id().is_some()
             && m.committed_membership_config == m.membership_config,
         followers: followers.collect(),

@@ -65,8 +65,10 @@ pub struct Status {
     pub purged: Option<u64>,
     /// Every member with its address.
     pub members: BTreeMap<MemberId, String>,
-    /// The members that vote.
+    /// The members that vote; while the voters change, those of both sets.
     pub voters: BTreeSet<MemberId>,
+    /// Set while the voters change from one set to another: the set that they change to.
+    pub joint: Option<BTreeSet<MemberId>>,
     /// True once the membership in force is known to be committed.
     pub membership_committed: bool,
     /// On a leader: how far each other member is.
