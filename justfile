@@ -27,6 +27,11 @@ verify:
 peers *ARGS:
     ./tests/run peers "$@"
 
+# Faults on a pool of real processes, mixed by a seed, for this many minutes (docs/chaos.md); ARGS: --seed N, --report FILE
+chaos MINUTES="10" *ARGS:
+    cargo build --release --locked -p kvpool -p kvpool-chaos-run
+    "${CARGO_TARGET_DIR:-target}/release/kvpool-chaos-run" run chaos/scenarios/mixed.toml --minutes "{{MINUTES}}" "${@:2}"
+
 # Everything that CI runs
 ci:
     ./tests/run
