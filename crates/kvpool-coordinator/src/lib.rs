@@ -11,6 +11,7 @@ mod contacts;
 mod core;
 mod listener;
 pub mod metric_definitions;
+pub mod offline;
 mod replica;
 mod run;
 mod server;

@@ -94,8 +94,9 @@ pub struct FileDisk {
 
 struct Inner {
     dir: PathBuf,
+    read_only: bool,
     /// Held for its advisory lock, which ends with the process however it ends.
-    _lock: File,
+    _lock: Option<File>,
 }
 
 const LOCK_FILE: &str = "lock";
@@ -115,18 +116,56 @@ impl FileDisk {
             .write(true)
             .mode(0o600)
             .open(dir.join(LOCK_FILE))?;
-        lock.try_lock().map_err(|e| {
-            let e = io::Error::from(e);
-            io::Error::new(e.kind(), format!("failed to lock {}: it is in use", dir.display()))
-        })?;
+        lock.try_lock().map_err(|e| in_use(&dir, e.into()))?;
         Ok(FileDisk {
-            inner: Arc::new(Inner { dir, _lock: lock }),
+            inner: Arc::new(Inner {
+                dir,
+                read_only: false,
+                _lock: Some(lock),
+            }),
         })
+    }
+
+    /// Opens a directory to look at it: nothing in it is created or changed, and what would change it fails.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such directory, `WouldBlock` when a process works in it.
+    pub fn open_read_only(dir: impl AsRef<Path>) -> io::Result<Self> {
+        let dir = dir.as_ref().to_path_buf();
+        std::fs::read_dir(&dir)?;
+        let lock = match File::open(dir.join(LOCK_FILE)) {
+            // Shared: two may look at once, but not while a member writes.
+            Ok(lock) => {
+                lock.try_lock_shared().map_err(|e| in_use(&dir, e.into()))?;
+                Some(lock)
+            }
+            // Every member makes the file before anything else, so nobody is there.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) => return Err(e),
+        };
+        Ok(FileDisk {
+            inner: Arc::new(Inner {
+                dir,
+                read_only: true,
+                _lock: lock,
+            }),
+        })
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.inner.read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        Ok(())
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.inner.dir.join(name)
     }
+}
+
+fn in_use(dir: &Path, e: io::Error) -> io::Error {
+    io::Error::new(e.kind(), format!("failed to lock {}: it is in use", dir.display()))
 }
 
 /// Creates a directory with its ancestors, each synced into its parent: otherwise a power loss could take the
@@ -151,6 +190,7 @@ impl Disk for FileDisk {
     type File = File;
 
     fn create(&self, name: &str) -> io::Result<File> {
+        self.check_writable()?;
         OpenOptions::new()
             .create(true)
             .truncate(true)
@@ -161,14 +201,19 @@ impl Disk for FileDisk {
     }
 
     fn open(&self, name: &str) -> io::Result<File> {
-        OpenOptions::new().read(true).write(true).open(self.path(name))
+        OpenOptions::new()
+            .read(true)
+            .write(!self.inner.read_only)
+            .open(self.path(name))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.check_writable()?;
         std::fs::rename(self.path(from), self.path(to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        self.check_writable()?;
         std::fs::remove_file(self.path(name))
     }
 

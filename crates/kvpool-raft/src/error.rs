@@ -22,6 +22,18 @@ pub enum Damage {
     /// A file that must exist is not there.
     #[error("failed to find {0} in the data directory; data was lost, replace this member")]
     Missing(String),
+    /// A whole file of a newer version.
+    #[error(
+        "failed to read {file}: it has format {found}, this build reads formats up to {known}; run a newer version"
+    )]
+    TooNew {
+        /// File name within the data directory.
+        file: String,
+        /// Format found.
+        found: u32,
+        /// Newest format that this build reads.
+        known: u32,
+    },
     /// The directory belongs to another member or cluster.
     #[error(
         "failed to accept the data directory: it belongs to member {found_member} of cluster {found_cluster:?}, \

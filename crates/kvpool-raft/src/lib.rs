@@ -16,6 +16,7 @@ pub mod metric_definitions;
 mod network;
 mod node;
 mod observe;
+mod offline;
 mod serve;
 mod snapshot;
 mod status;
@@ -35,6 +36,7 @@ pub use log::LogOptions;
 pub use machine::{SnapshotWriter, StateMachine, StopMember};
 pub use marker::{MARKER_FILE, Marker};
 pub use node::{Applied, RaftNode};
+pub use offline::{Inspection, LogSeen, Position, SnapshotSeen, VoteSeen, inspect};
 /// What a runtime must offer; implemented by [`Tokio`] and by the simulator.
 pub use openraft::AsyncRuntime;
 pub use status::{Follower, Leader, Role, Status};

@@ -1,7 +1,7 @@
 //! The marker file: whose data a directory holds, so that a lost or swapped disk is noticed, never joined.
 //!
 //! Format, one line each, then a checksum over them: `kvpool-raft 1`, `cluster <id>`, `member <id>`,
-//! `crc32c <hex>`. Written once; the text form is for people with a broken disk.
+//! `crc32c <hex>`. The number in the first line is the format. Written once; the text form is for people with a broken disk.
 
 use std::io;
 
@@ -13,7 +13,8 @@ use crate::error::{Damage, LogError};
 pub const MARKER_FILE: &str = "marker";
 const MARKER_TMP: &str = "marker.tmp";
 const MAX_MARKER_BYTES: u64 = 512;
-const HEAD: &str = "kvpool-raft 1";
+const HEAD: &str = "kvpool-raft ";
+const FORMAT: u32 = 1;
 
 /// Whose data a directory holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl Marker {
         }
         let mut bytes = vec![0; len as usize];
         read_exact_at(&file, &mut bytes, 0).map_err(LogError::io("read the marker"))?;
-        Ok(Some(parse(&bytes).ok_or_else(|| corrupt("it is not a marker"))?))
+        parse(&bytes)?.map_or_else(|| Err(corrupt("it is not a marker").into()), |marker| Ok(Some(marker)))
     }
 
     /// Makes the marker durable. Not called where one exists.
@@ -70,20 +71,44 @@ impl Marker {
     }
 
     fn render(&self) -> String {
-        let body = format!("{HEAD}\ncluster {}\nmember {}\n", self.cluster_id, self.member_id);
+        let body = format!(
+            "{HEAD}{FORMAT}\ncluster {}\nmember {}\n",
+            self.cluster_id, self.member_id
+        );
         let crc = crc32c::crc32c(body.as_bytes());
         format!("{body}crc32c {crc:08x}\n")
     }
 }
 
-fn parse(bytes: &[u8]) -> Option<Marker> {
+/// `None` for bytes that are no marker.
+fn parse(bytes: &[u8]) -> Result<Option<Marker>, Damage> {
+    let Some(body) = checked_body(bytes) else {
+        return Ok(None);
+    };
+    let Some((format, rest)) = body.strip_prefix(HEAD).and_then(|rest| rest.split_once('\n')) else {
+        return Ok(None);
+    };
+    match format.parse::<u32>() {
+        Ok(FORMAT) => Ok(fields(rest)),
+        Ok(found) if found > FORMAT => Err(Damage::TooNew {
+            file: MARKER_FILE.to_string(),
+            found,
+            known: FORMAT,
+        }),
+        _ => Ok(None),
+    }
+}
+
+/// The lines before the checksum, when it is theirs.
+fn checked_body(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
     let (body, crc) = text.split_at(text.rfind("crc32c ")?);
     let crc = crc.strip_prefix("crc32c ")?.strip_suffix('\n')?;
-    if crc.len() != 8 || u32::from_str_radix(crc, 16).ok()? != crc32c::crc32c(body.as_bytes()) {
-        return None;
-    }
-    let rest = body.strip_prefix(HEAD)?.strip_prefix("\ncluster ")?;
+    (crc.len() == 8 && u32::from_str_radix(crc, 16).ok()? == crc32c::crc32c(body.as_bytes())).then_some(body)
+}
+
+fn fields(lines: &str) -> Option<Marker> {
+    let rest = lines.strip_prefix("cluster ")?;
     // The cluster id may hold any character, so the member's line is found from the end.
     let at = rest.rfind("\nmember ")?;
     let member_id = rest[at..].strip_prefix("\nmember ")?.strip_suffix('\n')?.parse().ok()?;

@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::bench::BenchArgs;
 use crate::ctl::{get::GetArgs, status::StatusArgs};
+use crate::data::check::CheckArgs;
 use crate::dev::DevArgs;
 use crate::roles::coordinator::CoordinatorArgs;
 use crate::roles::proxy::ProxyArgs;
@@ -33,7 +34,7 @@ pub enum Command {
     Dev(Box<DevArgs>),
     /// The Raft group that decides
     #[command(subcommand)]
-    Coordinator(Run<CoordinatorArgs>),
+    Coordinator(CoordinatorCommand),
     /// A cache server that holds blocks
     #[command(subcommand)]
     Shard(Run<ShardArgs>),
@@ -46,6 +47,15 @@ pub enum Command {
     Get(GetArgs),
     /// Measure servers against each other: throughput, latency and CPU per byte, every byte verified
     Bench(BenchArgs),
+}
+
+/// What a coordinator, or its data, can be told to do.
+#[derive(Debug, Subcommand)]
+pub enum CoordinatorCommand {
+    /// Run the role in the foreground until SIGTERM or Ctrl-C
+    Run(Box<CoordinatorArgs>),
+    /// Check the data directory of a stopped coordinator; writes nothing
+    Check(CheckArgs),
 }
 
 /// What a role can be told to do.

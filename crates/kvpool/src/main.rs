@@ -11,6 +11,7 @@ mod bench;
 mod cli;
 mod config;
 mod ctl;
+mod data;
 mod dev;
 mod exit;
 mod http;
@@ -19,7 +20,7 @@ mod roles;
 mod shutdown;
 mod telemetry;
 
-use cli::{Cli, Command, Run};
+use cli::{Cli, Command, CoordinatorCommand, Run};
 
 fn main() -> ExitCode {
     match run(Cli::parse()) {
@@ -34,7 +35,8 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
-        Command::Coordinator(Run::Run(args)) => many_threads()?.block_on(roles::coordinator::run(*args)),
+        Command::Coordinator(CoordinatorCommand::Run(args)) => many_threads()?.block_on(roles::coordinator::run(*args)),
+        Command::Coordinator(CoordinatorCommand::Check(args)) => data::check::run(&args),
         Command::Shard(Run::Run(args)) => many_threads()?.block_on(roles::shard::run(*args)),
         Command::Proxy(Run::Run(args)) => many_threads()?.block_on(roles::proxy::run(*args)),
         Command::Dev(args) => one_thread()?.block_on(dev::run(*args)),

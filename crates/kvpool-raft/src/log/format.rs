@@ -7,6 +7,8 @@
 //! record   = len:4 crc:4 term:8 index:8 kind:1 zeros:3 | payload
 //! ```
 //!
+//! The last byte of the magic is the format, and the checksum of a header keeps its place in every format.
+//!
 //! Invariants. A batch is written in one piece and synced before the next batch is written, so only the last
 //! one can be torn. Nothing is overwritten: truncation is a record. Batch numbers have no gaps.
 
@@ -20,6 +22,8 @@ pub(crate) const BATCH_HEADER: usize = 32;
 pub(crate) const BATCH_TRAILER: usize = 1;
 pub(crate) const RECORD_HEADER: usize = 28;
 const MAGIC: &[u8; 8] = b"KVRLOG\0\x01";
+/// The last byte of the magic.
+pub(crate) const FORMAT: u8 = MAGIC[7];
 /// Last byte of a batch header and of a batch: not zero, so that a batch cut short anywhere shows it.
 const HEAD_MARK: u8 = 0xA5;
 const TAIL_MARK: u8 = 0x5A;
@@ -106,6 +110,13 @@ impl SegmentHeader {
             committed: get_id(&from[58..75]),
         })
     }
+}
+
+/// The format of a whole header that this build does not read.
+pub(crate) fn newer_format(from: &[u8]) -> Option<u8> {
+    let from = from.get(..SEGMENT_HEADER)?;
+    let whole = u32_at(from, SEGMENT_HEADER - 4) == crc32c::crc32c(&from[..SEGMENT_HEADER - 4]);
+    (whole && from[..7] == MAGIC[..7] && from[7] > FORMAT).then_some(from[7])
 }
 
 /// Bytes of a record with a payload of `len` bytes.

@@ -32,6 +32,15 @@ pub(crate) enum Lookup {
     OnDisk(LogId, Place),
 }
 
+impl Lookup {
+    pub(crate) fn place(&self) -> Option<Place> {
+        match self {
+            Lookup::Cached(_) => None,
+            Lookup::OnDisk(_, place) => Some(*place),
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Index {

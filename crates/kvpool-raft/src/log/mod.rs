@@ -25,7 +25,7 @@ use bytes::Bytes;
 use futures::SinkExt;
 use futures::channel::{mpsc, oneshot};
 
-pub(crate) use segment::TMP_SUFFIX;
+pub(crate) use segment::{Replayed, TMP_SUFFIX, scan};
 pub(crate) use store::LogStore;
 
 use crate::codec;
@@ -253,7 +253,7 @@ impl<D: Disk> Log<D> {
     }
 }
 
-fn load<F: DiskFile>(lookup: Lookup, files: &BTreeMap<u64, Arc<F>>) -> io::Result<LogEntry> {
+pub(crate) fn load<F: DiskFile>(lookup: Lookup, files: &BTreeMap<u64, Arc<F>>) -> io::Result<LogEntry> {
     match lookup {
         Lookup::Cached(entry) => Ok(entry),
         Lookup::OnDisk(id, place) => {
@@ -264,14 +264,7 @@ fn load<F: DiskFile>(lookup: Lookup, files: &BTreeMap<u64, Arc<F>>) -> io::Resul
 }
 
 fn read_record<F: DiskFile>(file: &F, id: LogId, place: Place) -> io::Result<LogEntry> {
-    let corrupt = |what: &str| {
-        let file = segment::segment_name(place.segment);
-        LogError::from(Damage::Corrupt {
-            file,
-            offset: place.offset,
-            what: what.to_string(),
-        })
-    };
+    let corrupt = |what: &str| corrupt_entry(Some(place), what);
     let mut bytes = vec![0; place.len as usize];
     read_exact_at(file, &mut bytes, place.offset)?;
     match format::decode_record(&Bytes::from(bytes)) {
@@ -283,6 +276,21 @@ fn read_record<F: DiskFile>(file: &F, id: LogId, place: Place) -> io::Result<Log
         Ok(_) => Err(corrupt("another record where an entry belongs").into()),
         Err(what) => Err(corrupt(what).into()),
     }
+}
+
+/// The error of an entry that is not what it should be. An entry without a place is in memory only.
+pub(crate) fn corrupt_entry(place: Option<Place>, what: &str) -> LogError {
+    Damage::Corrupt {
+        file: place.map_or_else(String::new, |place| segment::segment_name(place.segment)),
+        offset: place.map_or(0, |place| place.offset),
+        what: what.to_string(),
+    }
+    .into()
+}
+
+/// The vote, and which of its copies are whole. Changes nothing.
+pub(crate) fn read_vote<D: Disk>(disk: &D) -> Result<(Option<Vote>, [bool; 2]), LogError> {
+    vote::VoteFile::read(disk)
 }
 
 /// Prepares an empty directory; the marker comes last, so that a crash leaves a directory that is still empty.

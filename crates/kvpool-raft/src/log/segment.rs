@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::LogOptions;
-use super::format::{Found, Placed, Record, SEGMENT_HEADER, SegmentHeader, read_batch};
+use super::format::{self, Found, Placed, Record, SEGMENT_HEADER, SegmentHeader, read_batch};
 use super::index::{Index, Misfit, Place};
 use crate::disk::{Disk, DiskFile};
 use crate::error::{Damage, LogError};
@@ -75,10 +75,25 @@ pub(crate) struct Replayed<F> {
     pub at: u64,
     /// Number of the next batch.
     pub seq: u64,
+    /// A batch at the end that the power cut: from this offset of the last segment to that one.
+    pub torn: Option<(u64, u64)>,
 }
 
-/// Reads all segments. Cuts a torn batch off the end; anything else that is wrong is an error.
+/// Reads all segments and cuts a torn batch off the end.
 pub(crate) fn replay<D: Disk>(disk: &D, options: &LogOptions) -> Result<Replayed<D::File>, LogError> {
+    let mut log = scan(disk, options)?;
+    if let Some((from, to)) = log.torn.take()
+        && let Some(last) = log.segments.back()
+    {
+        let name = segment_name(last.number);
+        tracing::warn!(file = name, offset = from, "cut a torn batch off the log");
+        erase(&*last.file, from, to).map_err(LogError::io(format!("cut {name}")))?;
+    }
+    Ok(log)
+}
+
+/// Reads all segments and changes nothing. A torn batch at the end is told; anything else that is wrong is an error.
+pub(crate) fn scan<D: Disk>(disk: &D, options: &LogOptions) -> Result<Replayed<D::File>, LogError> {
     let names = disk.list().map_err(LogError::io("list the data directory"))?;
     let numbers = segment_numbers(&names);
     let Some(last) = numbers.last().copied() else {
@@ -89,6 +104,7 @@ pub(crate) fn replay<D: Disk>(disk: &D, options: &LogOptions) -> Result<Replayed
         segments: VecDeque::new(),
         at: 0,
         seq: 0,
+        torn: None,
     };
     for number in &numbers {
         if let Some(previous) = log.segments.back()
@@ -150,6 +166,14 @@ fn replay_segment<D: Disk>(
         what,
     };
     let (file, bytes) = read_segment(disk, &name, options)?;
+    if let Some(found) = format::newer_format(&bytes) {
+        return Err(Damage::TooNew {
+            file: name.clone(),
+            found: found.into(),
+            known: format::FORMAT.into(),
+        }
+        .into());
+    }
     let header = SegmentHeader::decode(&bytes)
         .filter(|header| header.number == number)
         .ok_or_else(|| corrupt(0, "the header of the segment is damaged".to_string()))?;
@@ -178,8 +202,8 @@ fn replay_segment<D: Disk>(
                 log.seq += 1;
             }
             Found::Torn if is_last => {
-                tracing::warn!(file = name, offset = at, "cut a torn batch off the log");
-                erase(&*segment.file, &bytes, at).map_err(LogError::io(format!("cut {name}")))?;
+                let end = bytes.iter().rposition(|b| *b != 0).map_or(at, |last| last + 1);
+                log.torn = Some((at as u64, end as u64));
                 break;
             }
             Found::Torn => return Err(corrupt(at, "a batch is torn although a segment follows".to_string()).into()),
@@ -209,12 +233,11 @@ fn replay_record<F>(index: &mut Index, segment: &mut Segment<F>, placed: Placed)
     Ok(())
 }
 
-/// Writes zeros from `at` to the end of what was ever written, so that the next replay sees a clean end. A crash
-/// in between leaves less of the torn batch, which is torn again.
-fn erase<F: DiskFile>(file: &F, bytes: &[u8], at: usize) -> io::Result<()> {
-    let end = bytes.iter().rposition(|b| *b != 0).map_or(at, |last| last + 1);
-    if end > at {
-        file.write_at(&vec![0; end - at], at as u64)?;
+/// Writes zeros to the end of what was ever written, so that the next replay sees a clean end. A crash in between
+/// leaves less of the torn batch, which is torn again.
+fn erase<F: DiskFile>(file: &F, from: u64, to: u64) -> io::Result<()> {
+    if to > from {
+        file.write_at(&vec![0; (to - from) as usize], from)?;
         file.sync()?;
     }
     Ok(())

@@ -14,6 +14,8 @@ use crate::types::{LeaderId, Vote};
 pub(crate) const VOTE_FILE: &str = "vote";
 const VOTE_TMP: &str = "vote.tmp";
 const MAGIC: &[u8; 8] = b"KVRVOTE\x01";
+/// The last byte of the magic; the checksum of a copy keeps its place in every format.
+const FORMAT: u8 = MAGIC[7];
 const COPY_BYTES: usize = 64;
 /// The copies lie in different pages, so that no torn write reaches both.
 const COPY_AT: [u64; 2] = [0, 4096];
@@ -49,8 +51,7 @@ impl VoteCopy {
 
     fn decode(from: &[u8; COPY_BYTES]) -> Option<VoteCopy> {
         let u64_at = |at: usize| from[at..at + 8].try_into().ok().map(u64::from_le_bytes);
-        let crc = crc32c::crc32c(&from[..COPY_BYTES - 4]).to_le_bytes();
-        if &from[..8] != MAGIC || from[COPY_BYTES - 4..] != crc {
+        if &from[..8] != MAGIC || !is_whole(from) {
             return None;
         }
         let vote = match from[16] {
@@ -80,34 +81,16 @@ impl<F: DiskFile> VoteFile<F> {
         disk.sync_dir().map_err(LogError::io("sync the data directory"))
     }
 
+    /// Reads the vote and changes nothing; also tells whether each copy holds it.
+    pub(crate) fn read<D: Disk<File = F>>(disk: &D) -> Result<(Option<Vote>, [bool; 2]), LogError> {
+        let (copies, newest) = read_copies(&open_file(disk)?)?;
+        Ok((newest.vote, copies.map(|copy| copy == Some(newest))))
+    }
+
     /// Opens the file, mends a copy that a crash left half written, and returns the vote.
     pub(crate) fn open<D: Disk<File = F>>(disk: &D) -> Result<(Self, Option<Vote>), LogError> {
-        let file = match disk.open(VOTE_FILE) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(Damage::Missing(VOTE_FILE.to_string()).into());
-            }
-            Err(e) => return Err(LogError::io("open the vote file")(e)),
-        };
-        let mut copies = [None; 2];
-        for (copy, at) in copies.iter_mut().zip(COPY_AT) {
-            let mut bytes = [0; COPY_BYTES];
-            match read_exact_at(&file, &mut bytes, at) {
-                Ok(()) => *copy = VoteCopy::decode(&bytes),
-                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {}
-                Err(e) => return Err(LogError::io("read the vote file")(e)),
-            }
-        }
-        let newest = copies.iter().flatten().max_by_key(|copy| copy.seq).copied();
-        let Some(newest) = newest else {
-            let what = "neither copy of the vote can be read".to_string();
-            return Err(Damage::Corrupt {
-                file: VOTE_FILE.to_string(),
-                offset: 0,
-                what,
-            }
-            .into());
-        };
+        let file = open_file(disk)?;
+        let (copies, newest) = read_copies(&file)?;
         for (copy, at) in copies.iter().zip(COPY_AT) {
             if *copy != Some(newest) {
                 file.write_at(&newest.encode(), at)
@@ -132,5 +115,48 @@ impl<F: DiskFile> VoteFile<F> {
             self.file.sync().map_err(LogError::io("sync the vote"))?;
         }
         Ok(())
+    }
+}
+
+fn open_file<D: Disk>(disk: &D) -> Result<D::File, LogError> {
+    disk.open(VOTE_FILE).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => Damage::Missing(VOTE_FILE.to_string()).into(),
+        _ => LogError::io("open the vote file")(e),
+    })
+}
+
+fn is_whole(copy: &[u8; COPY_BYTES]) -> bool {
+    copy[COPY_BYTES - 4..] == crc32c::crc32c(&copy[..COPY_BYTES - 4]).to_le_bytes()
+}
+
+type Copies = [Option<VoteCopy>; 2];
+
+/// Both copies as far as they can be read, and the newer of them.
+fn read_copies<F: DiskFile>(file: &F) -> Result<(Copies, VoteCopy), LogError> {
+    let mut copies = [None; 2];
+    for (copy, at) in copies.iter_mut().zip(COPY_AT) {
+        let mut bytes = [0; COPY_BYTES];
+        match read_exact_at(file, &mut bytes, at) {
+            Ok(()) if is_whole(&bytes) && bytes[..7] == MAGIC[..7] && bytes[7] > FORMAT => {
+                return Err(Damage::TooNew {
+                    file: VOTE_FILE.to_string(),
+                    found: bytes[7].into(),
+                    known: FORMAT.into(),
+                }
+                .into());
+            }
+            Ok(()) => *copy = VoteCopy::decode(&bytes),
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {}
+            Err(e) => return Err(LogError::io("read the vote file")(e)),
+        }
+    }
+    match copies.iter().flatten().max_by_key(|copy| copy.seq) {
+        Some(newest) => Ok((copies, *newest)),
+        None => Err(Damage::Corrupt {
+            file: VOTE_FILE.to_string(),
+            offset: 0,
+            what: "neither copy of the vote can be read".to_string(),
+        }
+        .into()),
     }
 }

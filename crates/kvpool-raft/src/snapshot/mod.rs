@@ -27,6 +27,8 @@ use crate::types::SnapshotMeta;
 
 pub(crate) const SUFFIX: &str = ".snap";
 const MAGIC: &[u8; 8] = b"KVRSNAP\x01";
+/// The last byte of the magic; the checksum ends the file in every format.
+const FORMAT: u8 = MAGIC[7];
 const HASH_BYTES: u64 = 32;
 /// A header holds one membership; more than this is damage.
 const MAX_HEADER_BYTES: u64 = 1 << 20;
@@ -84,6 +86,14 @@ impl<F: DiskFile> SnapshotFile<F> {
         }
         let mut fixed = [0; 12];
         read_exact_at(&*file, &mut fixed, 0).map_err(read())?;
+        if fixed[..7] == MAGIC[..7] && fixed[7] > FORMAT {
+            return Err(Damage::TooNew {
+                file: name.to_string(),
+                found: fixed[7].into(),
+                known: FORMAT.into(),
+            }
+            .into());
+        }
         let header = u64::from(u32::from_le_bytes([fixed[8], fixed[9], fixed[10], fixed[11]]));
         if &fixed[..8] != MAGIC || header > MAX_HEADER_BYTES || head + header > body {
             return Err(corrupt(0, "it is not a snapshot").into());
@@ -101,6 +111,11 @@ impl<F: DiskFile> SnapshotFile<F> {
             body_at: head + header,
         };
         Ok((snapshot, meta))
+    }
+
+    /// Offset of the state in the file.
+    pub(crate) fn body_at(&self) -> u64 {
+        self.body_at
     }
 
     /// Reads the state. The snapshot must have been verified, which every `SnapshotFile` is.
@@ -188,19 +203,26 @@ fn file_name(meta: &SnapshotMeta) -> String {
     }
 }
 
+type Newest<D> = Option<Held<<D as Disk>::File>>;
+
+/// The newest snapshot, verified, and the names of older ones. Changes nothing.
+pub(crate) fn newest<D: Disk>(disk: &D) -> Result<(Newest<D>, Vec<String>), LogError> {
+    let mut names = disk.list().map_err(LogError::io("list the data directory"))?;
+    names.retain(|name| name.ends_with(SUFFIX));
+    // Names order by index, then term.
+    let Some(newest) = names.pop() else {
+        return Ok((None, names));
+    };
+    let file = disk.open(&newest).map_err(LogError::io(format!("open {newest}")))?;
+    let (snapshot, meta) = SnapshotFile::verify(Arc::new(file), &newest)?;
+    Ok((Some(Held { meta, snapshot }), names))
+}
+
 impl<D: Disk> SnapshotStore<D> {
     /// Opens the newest snapshot and removes older ones.
     pub(crate) fn open(disk: &D) -> Result<Self, LogError> {
-        let mut names = disk.list().map_err(LogError::io("list the data directory"))?;
-        names.retain(|name| name.ends_with(SUFFIX));
-        let mut held = None;
-        // Names order by index, then term.
-        if let Some(newest) = names.pop() {
-            let file = disk.open(&newest).map_err(LogError::io(format!("open {newest}")))?;
-            let (snapshot, meta) = SnapshotFile::verify(Arc::new(file), &newest)?;
-            held = Some(Held { meta, snapshot });
-        }
-        for name in names {
+        let (held, older) = newest(disk)?;
+        for name in older {
             disk.remove(&name).map_err(LogError::io(format!("remove {name}")))?;
         }
         Ok(SnapshotStore {

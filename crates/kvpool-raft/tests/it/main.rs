@@ -6,3 +6,4 @@ mod common;
 mod kill;
 mod members;
 mod messages;
+mod offline;
