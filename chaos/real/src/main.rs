@@ -4,18 +4,20 @@
 mod dice;
 mod fabric;
 mod load;
+mod measure;
 mod pool;
 mod record;
 mod report;
 mod scenario;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 use scenario::Scenario;
 use scenario::run::Options;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,6 +39,8 @@ struct Cli {
 enum Command {
     /// Run scenarios
     Run(RunArgs),
+    /// Measure how long clients wait when a leader or a shard is killed or frozen, or a leader is told to stop
+    Measure(MeasureArgs),
     /// Become a member of the pool that ends with the harness (started by the harness itself)
     #[command(hide = true)]
     Guard {
@@ -69,6 +73,18 @@ struct RunArgs {
     keep: bool,
 }
 
+#[derive(Args)]
+struct MeasureArgs {
+    /// How often each fault is done
+    #[arg(long, default_value_t = 20)]
+    rounds: u32,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The kvpool binary [default: `kvpool` beside this program]
+    #[arg(long, env = "KVPOOL_BIN")]
+    kvpool: Option<PathBuf>,
+}
+
 fn main() -> ExitCode {
     match start(Cli::parse()) {
         Ok(code) => code,
@@ -84,13 +100,25 @@ fn start(cli: Cli) -> Result<ExitCode> {
         Command::Guard { parent, program, args } => pool::guard(parent, &program, &args).map(|()| ExitCode::SUCCESS),
         // Members are started by tasks of this thread and of workers; both live until the end, which is what the death
         // signal of the guard asks for.
-        Command::Run(args) => tokio::runtime::Runtime::new()?.block_on(async {
-            tokio::select! {
-                done = run(args) => done,
-                _ = tokio::signal::ctrl_c() => anyhow::bail!("interrupted"),
-            }
+        Command::Run(args) => until_interrupted(run(args)),
+        Command::Measure(args) => until_interrupted(async move {
+            let table = measure::measure(&program(args.kvpool.as_deref())?, args.rounds, args.seed).await?;
+            println!("\n{table}");
+            Ok(ExitCode::SUCCESS)
         }),
     }
+}
+
+/// Ctrl-C and SIGTERM end the work by dropping it, which ends the pool.
+fn until_interrupted(work: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+    tokio::runtime::Runtime::new()?.block_on(async {
+        let mut term = signal(SignalKind::terminate())?;
+        tokio::select! {
+            done = work => done,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+            _ = term.recv() => bail!("told to stop"),
+        }
+    })
 }
 
 async fn run(args: RunArgs) -> Result<ExitCode> {

@@ -6,3 +6,4 @@ pub mod history;
 pub mod metadata;
 pub mod resp;
 pub mod watchers;
+pub mod writer;

@@ -209,10 +209,7 @@ impl Fault {
         let victims = self.victims(pool, dice).await?;
         let links = self.links(pool, &victims, dice);
         let names: Vec<&str> = victims.iter().map(|at| pool.members[*at].name.as_str()).collect();
-        let mut text = match self.kind {
-            Kind::None => "no fault".to_owned(),
-            _ => format!("{} {}", self.word(), self.on),
-        };
+        let mut text = self.name();
         if names != [self.on.as_str()] && !names.is_empty() {
             text += &format!(" ({})", names.join(", "));
         }
@@ -401,14 +398,28 @@ async fn roll(pool: &Pool, victims: &[usize], record: &Record) -> Result<()> {
 }
 
 impl Fault {
+    #[must_use]
+    pub fn new(kind: Kind, on: &str, hold: Duration) -> Self {
+        Fault {
+            kind,
+            on: on.to_owned(),
+            with: everybody(),
+            hold,
+        }
+    }
+
     /// No fault for a while.
     #[must_use]
     pub fn control() -> Self {
-        Fault {
-            kind: Kind::None,
-            on: nobody(),
-            with: everybody(),
-            hold: Duration::from_secs(3),
+        Self::new(Kind::None, "nobody", Duration::from_secs(3))
+    }
+
+    /// What it is called in reports, without its victims.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self.kind {
+            Kind::None => "no fault".to_owned(),
+            _ => format!("{} {}", self.word(), self.on),
         }
     }
 }
