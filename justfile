@@ -32,6 +32,11 @@ chaos MINUTES="10" *ARGS:
     cargo build --release --locked -p kvpool -p kvpool-chaos-run
     "${CARGO_TARGET_DIR:-target}/release/kvpool-chaos-run" run chaos/scenarios/mixed.toml --minutes "{{MINUTES}}" "${@:2}"
 
+# How long clients wait at failover, each fault ROUNDS times (docs/benchmarks.md)
+failover ROUNDS="20":
+    cargo build --release --locked -p kvpool -p kvpool-chaos-run
+    "${CARGO_TARGET_DIR:-target}/release/kvpool-chaos-run" measure --rounds "{{ROUNDS}}"
+
 # Everything that CI runs
 ci:
     ./tests/run

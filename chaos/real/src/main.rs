@@ -12,6 +12,7 @@ mod scenario;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand};
+use load::lmcache::Installed;
 use scenario::Scenario;
 use scenario::run::Options;
 use std::path::{Path, PathBuf};
@@ -65,6 +66,9 @@ struct RunArgs {
     /// The kvpool binary [default: `kvpool` beside this program]
     #[arg(long, env = "KVPOOL_BIN")]
     kvpool: Option<PathBuf>,
+    /// Python with LMCache, as `tests/setup.sh` prints it [default: scenarios run without their LMCache clients]
+    #[arg(long, env = "KVPOOL_LMCACHE_PYTHON")]
+    lmcache_python: Option<PathBuf>,
     /// Write report and timeline to this file, too
     #[arg(long)]
     report: Option<PathBuf>,
@@ -136,6 +140,7 @@ async fn run(args: RunArgs) -> Result<ExitCode> {
             time: args.minutes.map(|minutes| Duration::from_secs(minutes * 60)),
             echo: true,
             keep: args.keep,
+            lmcache: args.lmcache_python.as_deref().map(Installed::new).transpose()?,
         };
         let report = scenario::run::run(scenario, &options).await?;
         let summary = report.summary();

@@ -3,6 +3,7 @@
 pub mod blocks;
 pub mod content;
 pub mod history;
+pub mod lmcache;
 pub mod metadata;
 pub mod resp;
 pub mod watchers;

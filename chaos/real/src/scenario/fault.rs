@@ -133,6 +133,12 @@ impl Fault {
         }
     }
 
+    /// True for a fault that waits for the pool to be well in between, and so can't come with another one.
+    #[must_use]
+    pub fn comes_alone(&self) -> bool {
+        self.kind == Kind::RollingRestart
+    }
+
     /// True when no majority of coordinators is left, so that writes wait for the end of the fault.
     #[must_use]
     pub fn stops_quorum(&self) -> bool {

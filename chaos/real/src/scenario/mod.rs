@@ -50,6 +50,8 @@ pub struct Load {
     pub metadata: u64,
     pub watchers: u64,
     pub blocks: u64,
+    /// Real LMCache clients, each by the scheme of its URL (`redis`, `resp`).
+    pub lmcache: Vec<String>,
 }
 
 /// What is allowed. Errors of the data plane and broken rules never are.
@@ -85,6 +87,7 @@ impl Default for Load {
             metadata: 3,
             watchers: 3,
             blocks: 3,
+            lmcache: Vec::new(),
         }
     }
 }

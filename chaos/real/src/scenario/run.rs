@@ -5,6 +5,7 @@ use super::{Bounds, Mix, Scenario};
 use crate::dice::Dice;
 use crate::load::blocks::BlockClient;
 use crate::load::history::{self, Log, Op};
+use crate::load::lmcache::{Installed, LmCache};
 use crate::load::metadata::{self, MetadataClient};
 use crate::load::watchers::{Seen, Watcher};
 use crate::pool::{Pool, Role};
@@ -34,6 +35,8 @@ pub struct Options {
     pub echo: bool,
     /// Keep logs and data even when all is well.
     pub keep: bool,
+    /// Without it, scenarios run without their LMCache clients, and say so.
+    pub lmcache: Option<Installed>,
 }
 
 /// Runs it. An error is one of the harness or a pool that never came up; what the product did wrong is in the report.
@@ -47,11 +50,15 @@ pub async fn run(scenario: &Scenario, options: &Options) -> Result<Report> {
     let mut pool = Pool::start(&options.program, &shape, options.seed, START_WITHIN).await?;
     record.note("the pool is healthy");
     let dice = Dice::new(options.seed);
+    let real = real_clients(scenario, options, &pool, &record).await?;
     let clients = Clients::start(scenario, &pool, &record, &dice);
     let mut lines = Vec::new();
     let faults = faults(scenario, options, &pool, &record, dice.fork(1), &mut lines).await;
     if let Err(error) = faults {
         record.violation(format!("{error:#}"));
+    }
+    for client in real {
+        client.finish().await;
     }
     let end = clients.finish(&pool, &record).await;
     for name in pool.stop().await {
@@ -70,6 +77,26 @@ pub async fn run(scenario: &Scenario, options: &Options) -> Result<Report> {
         logs,
         record,
     })
+}
+
+/// The LMCache clients of a scenario, one per proxy in turn.
+async fn real_clients(
+    scenario: &Scenario,
+    options: &Options,
+    pool: &Pool,
+    record: &Arc<Record>,
+) -> Result<Vec<LmCache>> {
+    let mut clients = Vec::new();
+    let proxies = pool.of(Role::Proxy);
+    for (scheme, at) in scenario.load.lmcache.iter().zip(proxies.iter().cycle()) {
+        match &options.lmcache {
+            Some(installed) => {
+                clients.push(LmCache::start(installed, scheme, &pool.members[*at].address, record).await?);
+            }
+            None => record.note(format!("without LMCache {scheme}://: no --lmcache-python")),
+        }
+    }
+    Ok(clients)
 }
 
 async fn faults(
@@ -100,14 +127,11 @@ async fn faults(
 
 /// A companion of another role, so that neither promise is void: no two shards, no two sets of coordinators.
 fn second<'a>(mix: &'a Mix, first: &Fault, dice: &mut Dice) -> Option<&'a Fault> {
-    if !dice.percent(mix.pairs_percent) {
+    if !dice.percent(mix.pairs_percent) || first.comes_alone() {
         return None;
     }
-    let others: Vec<&Fault> = mix
-        .faults
-        .iter()
-        .filter(|f| f.role() != first.role() && f.role().is_some())
-        .collect();
+    let fits = |other: &&Fault| other.role().is_some() && other.role() != first.role() && !other.comes_alone();
+    let others: Vec<&Fault> = mix.faults.iter().filter(fits).collect();
     dice.pick(&others).copied()
 }
 
