@@ -5,7 +5,8 @@
 //!   other. An answer, even a late one, closes the breaker. On a machine without spare cycles everybody is suspect at
 //!   times, and skipping all copies would turn slowness into misses.
 //! - *open* (no answer within the whole deadline, or the connection broke): not asked at all for [`SKIP`]; then *one*
-//!   probe in the background decides, so that no client pays for finding out.
+//!   probe in the background decides, so that no client pays for finding out. Only where no other copy is left one
+//!   question a second may try it: it may have come back between two probes.
 
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ struct Inner {
     suspect_until: Option<Instant>,
     open: bool,
     probing: bool,
+    /// When it opened, or was last tried in vain.
+    tried: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -63,8 +66,21 @@ impl Breaker {
     /// It did not answer, or the connection broke. True when the caller must start the probe.
     pub(crate) fn failed(&self) -> bool {
         let mut inner = self.inner.lock();
-        inner.open = true;
+        if !std::mem::replace(&mut inner.open, true) {
+            inner.tried = Some(Instant::now());
+        }
         !std::mem::replace(&mut inner.probing, true)
+    }
+
+    /// Open for so long without a try that one is worth a deadline.
+    pub(crate) fn may_be_tried(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.open && inner.tried.is_none_or(|at| at.elapsed() >= SKIP)
+    }
+
+    /// The try was in vain: no other one for [`SKIP`].
+    pub(crate) fn tried(&self) {
+        self.inner.lock().tried = Some(Instant::now());
     }
 
     /// It answered.
@@ -97,6 +113,25 @@ mod tests {
         breaker.late();
         tokio::time::advance(SKIP + Duration::from_millis(1)).await;
         assert_eq!(breaker.state(), State::Closed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_open_one_may_be_tried_once_a_second() {
+        let breaker = Breaker::default();
+        assert!(!breaker.may_be_tried());
+        breaker.failed();
+        assert!(!breaker.may_be_tried(), "it has just failed");
+        tokio::time::advance(SKIP / 2).await;
+        // What was under way when it opened fails later: that is no try.
+        breaker.failed();
+        tokio::time::advance(SKIP / 2).await;
+        assert!(breaker.may_be_tried());
+        breaker.tried();
+        assert!(!breaker.may_be_tried());
+        tokio::time::advance(SKIP).await;
+        assert!(breaker.may_be_tried());
+        breaker.answered();
+        assert!(!breaker.may_be_tried());
     }
 
     #[tokio::test(start_paused = true)]

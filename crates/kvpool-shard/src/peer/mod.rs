@@ -79,6 +79,8 @@ pub(crate) struct Peer {
     idle: Mutex<Vec<Wire>>,
     permits: Arc<Semaphore>,
     breaker: Breaker,
+    /// One place for a question to a peer that is skipped.
+    last_resort: Semaphore,
 }
 
 /// A connection in use. Dropped, it is closed; [`Conn::release`] keeps it for the next request.
@@ -108,6 +110,7 @@ impl Peer {
             idle: Mutex::new(Vec::new()),
             permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             breaker: Breaker::default(),
+            last_resort: Semaphore::new(1),
         });
         peer.show();
         peer
@@ -145,6 +148,25 @@ impl Peer {
             tokio::spawn(probe(Arc::downgrade(self)));
         }
         self.show();
+    }
+
+    /// Asks a peer that may be skipped, since nobody else is left: one question at a time, whose end the others wait for; and
+    /// after one in vain none for a second. So a peer that is back is found by whoever needs it, and one that is not costs one
+    /// deadline a second, not one per key. `None`: it is skipped.
+    pub(crate) async fn as_last_resort<T>(&self, deadline: Instant, ask: impl Future<Output = T>) -> Option<T> {
+        let turn = timeout_at(deadline, self.last_resort.acquire()).await.ok()?.ok()?;
+        if self.state() != BreakerState::Open {
+            drop(turn);
+            return Some(ask.await);
+        }
+        if !self.breaker.may_be_tried() {
+            return None;
+        }
+        let answer = ask.await;
+        if self.state() == BreakerState::Open {
+            self.breaker.tried();
+        }
+        Some(answer)
     }
 
     /// What a request's outcome says about the peer. `started` is when it was asked.

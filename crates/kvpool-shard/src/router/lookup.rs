@@ -150,30 +150,30 @@ impl Router {
         let others = copies
             .into_iter()
             .enumerate()
-            .filter(|(place, copy)| *place != found.place && copy.in_sync);
+            .filter(|(place, copy)| *place != found.place && copy.in_sync && !is_skipped(copy));
         let others = others.map(|(_, copy)| copy.holder).collect();
         Ok((found, others))
     }
 
-    /// Copies worth asking: in-sync before filling, prompt before suspect, the list's order within.
+    /// Copies worth asking: in-sync before filling, prompt before suspect, the list's order within. Last come the in-sync ones
+    /// that are skipped at the moment, for when nobody else is left.
     fn candidates(&self, list: &[HeldCopy]) -> Vec<HeldCopy> {
-        let rank = |copy: &HeldCopy| {
-            let suspect = match &copy.holder {
-                Holder::Me => !self.is_serving(),
-                Holder::Peer(peer) => peer.state() != BreakerState::Closed,
-            };
-            (!copy.in_sync, suspect)
+        let state = |copy: &HeldCopy| match &copy.holder {
+            Holder::Me => self.is_serving().then_some(BreakerState::Closed),
+            Holder::Peer(peer) => Some(peer.state()).filter(|state| *state != BreakerState::Open || copy.in_sync),
         };
-        let mut copies: Vec<HeldCopy> = list
+        let mut copies: Vec<_> = list
             .iter()
-            .filter(|copy| match &copy.holder {
-                Holder::Me => self.is_serving(),
-                Holder::Peer(peer) => peer.state() != BreakerState::Open,
-            })
-            .cloned()
+            .filter_map(|copy| Some((state(copy)?, copy.clone())))
             .collect();
-        copies.sort_by_key(rank);
-        copies
+        copies.sort_by_key(|(state, copy)| {
+            (
+                *state == BreakerState::Open,
+                !copy.in_sync,
+                *state != BreakerState::Closed,
+            )
+        });
+        copies.into_iter().map(|(_, copy)| copy).collect()
     }
 
     fn not_found(&self, key: &[u8], reason: MissReason) -> NotFound {
@@ -192,14 +192,21 @@ impl Router {
         primary: Option<&Holder>,
     ) -> Result<Found, NotFound> {
         let deadline = op.started + OP_DEADLINE;
+        let prompt = copies.iter().take_while(|copy| !is_skipped(copy)).count();
         let mut asked = 0;
         let mut asking: FuturesUnordered<Asking> = FuturesUnordered::new();
         let mut next_at = Instant::now();
         let mut miss: Option<NotFound> = None;
         let mut trouble = MissReason::OwnerDown;
         let found = loop {
-            if asking.is_empty() && asked == copies.len() {
-                break None;
+            if asking.is_empty() && asked >= prompt {
+                match copies.get(asked) {
+                    Some(copy) if miss.is_none() => {
+                        asking.push(self.ask_copy(op, key, what, asked, copy, deadline));
+                        asked += 1;
+                    }
+                    _ => break None,
+                }
             }
             tokio::select! {
                 biased;
@@ -222,7 +229,7 @@ impl Router {
                         next_at = Instant::now();
                     }
                 },
-                () = due(next_at), if asked < copies.len() => {
+                () = due(next_at), if asked < prompt => {
                     if let Some(HeldCopy { holder: Holder::Peer(late), .. }) = asked.checked_sub(1).and_then(|at| copies.get(at))
                         && !asking.is_empty()
                     {
@@ -265,7 +272,14 @@ impl Router {
             Holder::Me => Box::pin(async move { (place, router.ask_me(&key, what)) }),
             Holder::Peer(peer) => {
                 let peer = Arc::clone(peer);
-                Box::pin(async move { (place, router.ask_peer(&peer, &op, &key, what, deadline).await) })
+                Box::pin(async move {
+                    let ask = router.ask_peer(&peer, &op, &key, what, deadline);
+                    if peer.state() != BreakerState::Open {
+                        return (place, ask.await);
+                    }
+                    let answer = peer.as_last_resort(deadline, ask).await;
+                    (place, answer.unwrap_or(Answer::Failed(MissReason::OwnerDown)))
+                })
             }
         }
     }
@@ -517,6 +531,11 @@ fn can_go_on(others: &[Holder], len: u64) -> bool {
 }
 
 /// Whether a copy's miss is the slot's: it is the primary, and in-sync.
+/// A peer that failed, whose probe has not got through yet.
+fn is_skipped(copy: &HeldCopy) -> bool {
+    matches!(&copy.holder, Holder::Peer(peer) if peer.state() == BreakerState::Open)
+}
+
 fn is_authority(copy: &HeldCopy, primary: Option<&Holder>) -> bool {
     copy.in_sync && primary.is_some_and(|primary| same(&copy.holder, primary))
 }

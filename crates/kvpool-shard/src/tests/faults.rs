@@ -273,6 +273,59 @@ async fn o15_a_frozen_primary_costs_one_deadline_and_no_miss() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_is_back_serves_at_once_when_it_is_the_last_one() {
+    let (mut nodes, proxy) = cluster(2, &[(1, true), (2, true)]).await;
+    put(&proxy.router, "k", b"v").await;
+    let routing = proxy.router.routing_now();
+    let peer = &routing.peers[&1];
+    // It failed a while ago, is back, and no probe has got through since.
+    peer.failed();
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    peer.failed();
+    nodes[1].kill().await;
+    let back = async {
+        loop {
+            peer.failed();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let read = async {
+        // Skipped for a second after it failed, then the first to need it finds it.
+        loop {
+            if let Got::Hit(..) = get(&proxy.router, "k").await {
+                break;
+            }
+        }
+    };
+    tokio::select! {
+        () = back => {}
+        read = tokio::time::timeout(Duration::from_secs(20), read) => read.expect("the last copy was never asked"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_dead_copies_cost_a_deadline_a_second_and_not_one_per_key() {
+    let addresses = [(1, frozen().await.0), (2, frozen().await.0)];
+    let proxy = Proxy::start();
+    proxy.router.adopt(&map_of(1, &addresses, &[(1, true), (2, true)]));
+    assert!(!exists(&proxy.router, "first").await);
+    let started = Instant::now();
+    let mut slow = 0;
+    for at in 0..200 {
+        let one = Instant::now();
+        assert!(!exists(&proxy.router, &format!("k{at}")).await);
+        assert!(one.elapsed() < PROMISE);
+        slow += u32::from(one.elapsed() > Duration::from_millis(100));
+    }
+    // One by one each would wait 500 ms, 100 s in all.
+    let seconds = started.elapsed().as_secs();
+    assert!(
+        u64::from(slow) <= 2 * (seconds + 1),
+        "{slow} operations waited in {seconds} s"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_put_to_a_frozen_primary_is_stored_at_the_replica_within_the_promise() {
     for len in [100, 3 * MIB, 40 * MIB] {
         let (second, proxy) = with_replica(async |_| frozen().await.0, "k", b"v").await;
