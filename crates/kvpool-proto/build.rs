@@ -10,6 +10,8 @@ const MAPPED: [(&str, &[&str]); 2] = [
         "records",
         &[
             "ClusterRecord",
+            "MemberRole",
+            "MemberRecord",
             "NodeRecord",
             "ShardState",
             "ShardRecord",

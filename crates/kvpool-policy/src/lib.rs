@@ -2,4 +2,5 @@
 //! floats; nothing here panics on any input. Actors of the coordinator are shells around these functions.
 
 pub mod failure;
+pub mod group;
 pub mod placement;

@@ -77,6 +77,19 @@ fn hand_tagged_records_equal_the_proto_file() {
         cluster_generation: 2,
         created_at_ms: 3,
         feature_level: 1,
+        target_members: 3,
+        next_member_id: 4,
+        hashed_revision: 5,
+        state_hash: vec![6; 32],
+    };
+    let member = MemberRecord {
+        name: 1,
+        id: 101,
+        address: "h:1".into(),
+        boot: "b".into(),
+        role: MemberRole::Idle.into(),
+        since_ms: 2,
+        reason: "r".into(),
     };
     let node = NodeRecord {
         id: "n".into(),
@@ -92,6 +105,7 @@ fn hand_tagged_records_equal_the_proto_file() {
     same_bytes::<_, unmapped::NodeRecord>(&node);
     same_bytes::<_, unmapped::ShardRecord>(&shard());
     same_bytes::<_, unmapped::PoolRecord>(&pool);
+    same_bytes::<_, unmapped::MemberRecord>(&member);
     same_bytes::<_, unmapped::SlotMap>(&slot_map());
     same_bytes::<_, unmapped::Decision>(&Decision {
         number: 1,
@@ -117,6 +131,7 @@ fn hand_tagged_records_equal_the_proto_file() {
         Record::Shard(shard()),
         Record::Pool(pool),
         Record::Slots(slot_map()),
+        Record::Member(member),
     ];
     for record in records {
         same_bytes::<_, unmapped::Event>(&Event {
@@ -136,6 +151,10 @@ fn enums_equal_the_proto_file() {
         let hand = ShardState::try_from(n).ok().map(|r| r.word().to_uppercase());
         let generated = unmapped::ShardState::try_from(n).ok();
         let generated = generated.map(|r| r.as_str_name().trim_start_matches("SHARD_STATE_").to_owned());
+        assert_eq!(hand, generated);
+        let hand = MemberRole::try_from(n).ok().map(|r| r.word().to_uppercase());
+        let generated = unmapped::MemberRole::try_from(n).ok();
+        let generated = generated.map(|r| r.as_str_name().trim_start_matches("MEMBER_ROLE_").to_owned());
         assert_eq!(hand, generated);
     }
 }

@@ -6,8 +6,8 @@ use prost::Message;
 
 /// Format that this build writes.
 pub const FORMAT: u32 = 1;
-/// Highest `min_reader` that this build can apply.
-pub const READER: u32 = 1;
+/// Highest `min_reader` that this build can apply, and so the highest feature level that it can work at.
+pub const READER: u32 = 2;
 
 /// What stands in a log entry.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
@@ -108,6 +108,46 @@ pub struct SlotsInSync {
     pub epoch: u64,
 }
 
+/// A process is the member of this name now. Its raft id is one disk life's and is never used again.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct AdmitMember {
+    #[prost(uint64, tag = "1")]
+    pub name: u64,
+    /// `host:port` that the other members reach it at.
+    #[prost(string, tag = "2")]
+    pub address: String,
+    /// Random, chosen by an empty process at start: the same one asks again and gets the same id.
+    #[prost(string, tag = "3")]
+    pub boot: String,
+    /// The raft id on its disk; 0 = its disk is empty, hand out a new one.
+    #[prost(uint64, tag = "4")]
+    pub member_id: u64,
+    #[prost(string, tag = "5")]
+    pub why: String,
+}
+
+/// Settings of the group. A field that is 0 is left as it is.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ConfigureGroup {
+    /// Voters that are wanted: 1, 3 or 5.
+    #[prost(uint32, tag = "1")]
+    pub target_members: u32,
+    /// What every member can do; only grows.
+    #[prost(uint32, tag = "2")]
+    pub feature_level: u32,
+    #[prost(string, tag = "3")]
+    pub why: String,
+}
+
+/// The hash of the leader's state as of a revision. A member whose own differs stops.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct StateHash {
+    #[prost(uint64, tag = "1")]
+    pub revision: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub hash: Vec<u8>,
+}
+
 /// Every command of this build.
 #[derive(Clone, PartialEq, Eq, prost::Oneof)]
 pub enum Command {
@@ -123,6 +163,12 @@ pub enum Command {
     PlanSlots(PlanSlots),
     #[prost(message, tag = "6")]
     SlotsInSync(SlotsInSync),
+    #[prost(message, tag = "7")]
+    AdmitMember(AdmitMember),
+    #[prost(message, tag = "8")]
+    ConfigureGroup(ConfigureGroup),
+    #[prost(message, tag = "9")]
+    StateHash(StateHash),
 }
 
 impl Command {
@@ -134,6 +180,9 @@ impl Command {
             Command::ShardDown(_) => 4,
             Command::PlanSlots(_) => 5,
             Command::SlotsInSync(_) => 6,
+            Command::AdmitMember(_) => 7,
+            Command::ConfigureGroup(_) => 8,
+            Command::StateHash(_) => 9,
         }
     }
 
@@ -145,6 +194,19 @@ impl Command {
             Command::ShardDown(c) => c.encode_to_vec(),
             Command::PlanSlots(c) => c.encode_to_vec(),
             Command::SlotsInSync(c) => c.encode_to_vec(),
+            Command::AdmitMember(c) => c.encode_to_vec(),
+            Command::ConfigureGroup(c) => c.encode_to_vec(),
+            Command::StateHash(c) => c.encode_to_vec(),
+        }
+    }
+
+    /// The feature level from which on it may be proposed, and the reader that it needs.
+    #[must_use]
+    pub fn level(&self) -> u32 {
+        match self {
+            Command::ConfigureGroup(c) => c.feature_level.max(2),
+            other if other.kind() <= 6 => 1,
+            _ => 2,
         }
     }
 
@@ -153,7 +215,7 @@ impl Command {
     pub fn to_entry(&self, request: Option<RequestId>, proposed_at_ms: u64) -> Vec<u8> {
         Envelope {
             format: FORMAT,
-            min_reader: 1,
+            min_reader: self.level(),
             kind: self.kind(),
             body: self.body(),
             request,
@@ -195,6 +257,9 @@ pub fn decode(entry: &[u8]) -> Result<(Command, Envelope), DecodeError> {
         4 => Command::ShardDown(ShardDown::decode(body).map_err(malformed)?),
         5 => Command::PlanSlots(PlanSlots::decode(body).map_err(malformed)?),
         6 => Command::SlotsInSync(SlotsInSync::decode(body).map_err(malformed)?),
+        7 => Command::AdmitMember(AdmitMember::decode(body).map_err(malformed)?),
+        8 => Command::ConfigureGroup(ConfigureGroup::decode(body).map_err(malformed)?),
+        9 => Command::StateHash(StateHash::decode(body).map_err(malformed)?),
         other => return Err(DecodeError::UnknownKind(other)),
     };
     Ok((command, envelope))
@@ -216,6 +281,8 @@ pub enum Refusal {
     Invalid = 8,
     /// A bounded table is full.
     Full = 9,
+    /// The name belongs to another disk now.
+    MemberReplaced = 10,
 }
 
 impl Refusal {
@@ -233,6 +300,7 @@ impl Refusal {
             Refusal::StaleIncarnation => "stale_incarnation",
             Refusal::Invalid => "invalid",
             Refusal::Full => "full",
+            Refusal::MemberReplaced => "member_replaced",
         }
     }
 }

@@ -4,6 +4,7 @@
 pub mod command;
 pub mod feed;
 mod frames;
+mod group;
 pub mod records;
 mod ring;
 mod slot;

@@ -19,6 +19,65 @@ pub struct ClusterRecord {
     /// Highest command format the leader may propose.
     #[prost(uint32, tag = "4")]
     pub feature_level: u32,
+    /// Voters that are wanted: 1, 3 or 5; 0 = not said yet.
+    #[prost(uint32, tag = "5")]
+    pub target_members: u32,
+    /// The next raft id to hand out; 0 = none was yet.
+    #[prost(uint64, tag = "6")]
+    pub next_member_id: u64,
+    /// Revision that `state_hash` is of; 0 = none yet.
+    #[prost(uint64, tag = "7")]
+    pub hashed_revision: u64,
+    /// BLAKE3 of the state's snapshot.
+    #[prost(bytes = "vec", tag = "8")]
+    pub state_hash: Vec<u8>,
+}
+
+/// What a coordinator is wanted to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
+#[repr(i32)]
+pub enum MemberRole {
+    Unspecified = 0,
+    /// One of the lowest `target_members` names.
+    Voter = 1,
+    /// Beyond the target.
+    Idle = 2,
+}
+
+impl MemberRole {
+    /// The word in CLI tables and logs.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            MemberRole::Unspecified => "unspecified",
+            MemberRole::Voter => "voter",
+            MemberRole::Idle => "idle",
+        }
+    }
+}
+
+/// A coordinator by its stable name. Never forgotten, so that an old disk is known when it comes back.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct MemberRecord {
+    /// Its number in the list of members (the StatefulSet's ordinal); stays when its disk is lost.
+    #[prost(uint64, tag = "1")]
+    pub name: u64,
+    /// Its raft id: unique per life of its disk.
+    #[prost(uint64, tag = "2")]
+    pub id: u64,
+    /// `host:port`.
+    #[prost(string, tag = "3")]
+    pub address: String,
+    /// Of the empty process that got the id; empty for a member of the first boot.
+    #[prost(string, tag = "4")]
+    pub boot: String,
+    #[prost(enumeration = "MemberRole", tag = "5")]
+    pub role: i32,
+    #[prost(uint64, tag = "6")]
+    pub since_ms: u64,
+    /// Why it is what it is, for people.
+    #[prost(string, tag = "7")]
+    pub reason: String,
 }
 
 /// A machine with cache memory.
@@ -206,7 +265,7 @@ pub struct RequestId {
 pub struct Event {
     #[prost(uint64, tag = "1")]
     pub revision: u64,
-    #[prost(oneof = "Record", tags = "2, 3, 4, 5, 6")]
+    #[prost(oneof = "Record", tags = "2, 3, 4, 5, 6, 7")]
     pub record: Option<Record>,
 }
 
@@ -223,4 +282,6 @@ pub enum Record {
     Pool(PoolRecord),
     #[prost(message, tag = "6")]
     Slots(SlotMap),
+    #[prost(message, tag = "7")]
+    Member(MemberRecord),
 }

@@ -2,7 +2,9 @@
 //! frames each item by its length; the last item counts the others, so that a cut sequence is noticed.
 
 use crate::command::{DecodeError, Response};
-use crate::records::{ClusterRecord, Decision, NodeRecord, PoolRecord, RequestId, ShardRecord, SlotRange};
+use crate::records::{
+    ClusterRecord, Decision, MemberRecord, NodeRecord, PoolRecord, RequestId, ShardRecord, SlotRange,
+};
 use crate::state::{Pool, State};
 use crate::table::SlotTable;
 use prost::Message;
@@ -47,7 +49,7 @@ struct RequestItem {
 
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 struct Item {
-    #[prost(oneof = "Body", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 110")]
     body: Option<Body>,
 }
 
@@ -70,6 +72,8 @@ enum Body {
     /// Number of items before this one.
     #[prost(uint64, tag = "8")]
     End(u64),
+    #[prost(message, tag = "110")]
+    Member(MemberRecord),
 }
 
 fn encode(body: Body) -> Vec<u8> {
@@ -108,13 +112,15 @@ impl State {
             })
         });
         let decisions = self.decisions.iter().map(|d| Body::Decision(d.as_ref().clone()));
+        let members = self.members.values().map(|m| Body::Member(m.as_ref().clone()));
         let count = 1
             + self.cluster.iter().len()
             + self.nodes.len()
             + self.shards.len()
             + self.pools.len()
             + self.requests.len()
-            + self.decisions.len();
+            + self.decisions.len()
+            + self.members.len();
         std::iter::once(header)
             .chain(cluster)
             .chain(nodes)
@@ -122,6 +128,7 @@ impl State {
             .chain(pools)
             .chain(requests)
             .chain(decisions)
+            .chain(members)
             .chain(std::iter::once(Body::End(count as u64)))
             .map(encode)
     }
@@ -192,6 +199,9 @@ impl State {
                 }
                 _ => return Err(malformed("a request without its answer")),
             },
+            Body::Member(m) => {
+                self.members.insert(m.name, Arc::new(m));
+            }
             Body::Decision(d) => self.decisions.push_back(Arc::new(d)),
             Body::Header(_) | Body::End(_) => return Err(malformed("header or end out of place")),
         }

@@ -9,8 +9,8 @@ use crate::command::{
     SlotsInSync,
 };
 use crate::records::{
-    ClusterRecord, Decision, Event, MapShard, NodeRecord, PoolRecord, Record, RequestId, ShardRecord, ShardState,
-    SlotCopy, SlotMap, SlotRange,
+    ClusterRecord, Decision, Event, MapShard, MemberRecord, NodeRecord, PoolRecord, Record, RequestId, ShardRecord,
+    ShardState, SlotCopy, SlotMap, SlotRange,
 };
 use crate::table::{MAX_FACTOR, SlotTable, check_range};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -44,6 +44,8 @@ pub struct State {
     pub(crate) nodes: BTreeMap<String, Arc<NodeRecord>>,
     pub(crate) shards: BTreeMap<String, Arc<ShardRecord>>,
     pub(crate) pools: BTreeMap<String, Arc<Pool>>,
+    /// Coordinators by name.
+    pub(crate) members: BTreeMap<u64, Arc<MemberRecord>>,
     pub(crate) requests: BTreeMap<RequestId, Response>,
     /// Request ids made at or before this were forgotten: they are refused.
     pub(crate) request_floor_ms: u64,
@@ -62,14 +64,14 @@ pub struct Applied {
 }
 
 /// A command's own result, before it gets its revision.
-struct Outcome {
-    response: Response,
-    records: Vec<Record>,
+pub(crate) struct Outcome {
+    pub(crate) response: Response,
+    pub(crate) records: Vec<Record>,
 }
 
-type Step = Result<Outcome, (Refusal, String)>;
+pub(crate) type Step = Result<Outcome, (Refusal, String)>;
 
-fn refuse<T>(refusal: Refusal, message: impl Into<String>) -> Result<T, (Refusal, String)> {
+pub(crate) fn refuse<T>(refusal: Refusal, message: impl Into<String>) -> Result<T, (Refusal, String)> {
     Err((refusal, message.into()))
 }
 
@@ -140,6 +142,9 @@ impl State {
             Command::ShardDown(c) => self.shard_down(index, c),
             Command::PlanSlots(c) => self.plan_slots(index, c),
             Command::SlotsInSync(c) => self.slots_in_sync(c),
+            Command::AdmitMember(c) => self.admit_member(index, c),
+            Command::ConfigureGroup(c) => self.configure_group(index, c),
+            Command::StateHash(c) => self.state_hash(c),
         }
     }
 
@@ -189,7 +194,10 @@ impl State {
             cluster_id: c.cluster_id.clone(),
             cluster_generation: 1,
             created_at_ms: self.log_time_ms,
-            feature_level: command::FORMAT,
+            // What the oldest build writes there: all members make the same state of the first entry. The leader
+            // raises it once all can do more.
+            feature_level: 1,
+            ..ClusterRecord::default()
         };
         self.cluster = Some(Arc::new(cluster.clone()));
         self.decide(
@@ -468,7 +476,7 @@ impl State {
         Ok(self.outcome(records, Some(&c.pool)))
     }
 
-    fn outcome(&self, records: Vec<Record>, pool: Option<&str>) -> Outcome {
+    pub(crate) fn outcome(&self, records: Vec<Record>, pool: Option<&str>) -> Outcome {
         let epoch = pool.and_then(|p| self.pools.get(p)).map_or(0, |p| p.epoch);
         Outcome {
             response: Response {
@@ -479,7 +487,7 @@ impl State {
         }
     }
 
-    fn decide(&mut self, number: u64, what: String, why: String) {
+    pub(crate) fn decide(&mut self, number: u64, what: String, why: String) {
         if self.decisions.len() >= MAX_DECISIONS {
             self.decisions.pop_front();
         }
@@ -574,6 +582,7 @@ impl State {
         let nodes = self.nodes().cloned().map(Record::Node);
         let shards = self.shards().cloned().map(Record::Shard);
         let pools = self.pools().cloned().map(Record::Pool);
+        let members = self.members().cloned().map(Record::Member);
         let maps = self.pools.keys().filter_map(|p| self.slot_map(p)).map(Record::Slots);
         cluster
             .into_iter()
@@ -581,6 +590,7 @@ impl State {
             .chain(shards)
             .chain(pools)
             .chain(maps)
+            .chain(members)
             .collect()
     }
 }
@@ -604,14 +614,14 @@ fn in_sync_first(mut list: Vec<SlotCopy>) -> Vec<SlotCopy> {
 }
 
 /// Free text is cut to [`MAX_NAME`] bytes at a character boundary.
-fn cut(text: &str) -> String {
+pub(crate) fn cut(text: &str) -> String {
     text.char_indices()
         .take_while(|(i, c)| i + c.len_utf8() <= MAX_NAME)
         .map(|(_, c)| c)
         .collect()
 }
 
-fn check_name(field: &str, value: &str) -> Result<(), (Refusal, String)> {
+pub(crate) fn check_name(field: &str, value: &str) -> Result<(), (Refusal, String)> {
     let ok = !value.is_empty() && value.len() <= MAX_NAME && !value.chars().any(char::is_control);
     if ok {
         Ok(())

@@ -6,10 +6,10 @@
 mod common;
 
 use common::{Driver, create, down, every_slot, in_sync, plan, range, register};
-use kvpool_state::command::{ConfigurePool, RegisterShard, Response, decode};
+use kvpool_state::command::{AdmitMember, ConfigureGroup, ConfigurePool, RegisterShard, Response, StateHash, decode};
 use kvpool_state::records::{
-    ClusterRecord, Decision, Event, MapShard, NodeRecord, PoolRecord, Record, RequestId, ShardAddresses, ShardRecord,
-    ShardState, SlotCopy, SlotMap, SlotRange,
+    ClusterRecord, Decision, Event, MapShard, MemberRecord, MemberRole, NodeRecord, PoolRecord, Record, RequestId,
+    ShardAddresses, ShardRecord, ShardState, SlotCopy, SlotMap, SlotRange,
 };
 use kvpool_state::{Command, Refusal, State};
 use prost::Message;
@@ -90,6 +90,31 @@ fn commands() -> Vec<(&'static str, Command)> {
         ("ShardDown", down("s1", 12)),
         ("PlanSlots", plan("main", 4, vec![full])),
         ("SlotsInSync", in_sync("main", "s1", 12, 5, vec![range(7, 300, &[])])),
+        (
+            "AdmitMember",
+            Command::AdmitMember(AdmitMember {
+                name: 2,
+                address: "h:7400".into(),
+                boot: "b2".into(),
+                member_id: 101,
+                why: "its disk was lost".into(),
+            }),
+        ),
+        (
+            "ConfigureGroup",
+            Command::ConfigureGroup(ConfigureGroup {
+                target_members: 5,
+                feature_level: 2,
+                why: "asked".into(),
+            }),
+        ),
+        (
+            "StateHash",
+            Command::StateHash(StateHash {
+                revision: 10_000,
+                hash: vec![7; 32],
+            }),
+        ),
     ]
 }
 
@@ -158,6 +183,23 @@ fn records() -> Vec<(&'static str, Record)> {
         cluster_generation: 1,
         created_at_ms: 5,
         feature_level: 1,
+        ..ClusterRecord::default()
+    };
+    let grown = ClusterRecord {
+        target_members: 3,
+        next_member_id: 102,
+        hashed_revision: 10_000,
+        state_hash: vec![7; 32],
+        ..cluster.clone()
+    };
+    let member = MemberRecord {
+        name: 2,
+        id: 101,
+        address: "h:7400".into(),
+        boot: "b2".into(),
+        role: MemberRole::Voter.into(),
+        since_ms: 5,
+        reason: "its disk was lost".into(),
     };
     vec![
         ("ClusterRecord", Record::Cluster(cluster)),
@@ -172,6 +214,8 @@ fn records() -> Vec<(&'static str, Record)> {
             }),
         ),
         ("SlotMap", Record::Slots(slot_map())),
+        ("MemberRecord", Record::Member(member)),
+        ("ClusterRecord 2", Record::Cluster(grown)),
     ]
 }
 
@@ -192,7 +236,7 @@ fn golden_commands_are_read_as_what_they_were() {
         assert_eq!(read, command);
         assert_eq!(
             (envelope.format, envelope.min_reader, envelope.request),
-            (1, 1, Some(request()))
+            (1, command.level(), Some(request()))
         );
     }
 }
@@ -260,6 +304,40 @@ fn snapshot_items_of_format_1() {
     assert_eq!(State::from_snapshot_items(&golden).unwrap(), state());
 }
 
+/// Kinds of items that came after format 1 was first released.
+#[test]
+fn snapshot_items_of_the_group() {
+    let mut driver = Driver::created();
+    driver.ok(&Command::AdmitMember(AdmitMember {
+        name: 2,
+        address: "h:7400".into(),
+        member_id: 2,
+        ..AdmitMember::default()
+    }));
+    let names = ["Header", "Cluster", "Pool", "Decision", "Decision", "Member", "End"];
+    let items: Vec<Vec<u8>> = driver.state.snapshot_items().collect();
+    assert_eq!(items.len(), names.len());
+    compare(GROUP_SNAPSHOT, &names.into_iter().zip(items).collect::<Vec<_>>());
+    let golden: Vec<Vec<u8>> = GROUP_SNAPSHOT.iter().map(|(_, bytes)| unhex(bytes)).collect();
+    assert_eq!(State::from_snapshot_items(&golden).unwrap(), driver.state);
+}
+
+const GROUP_SNAPSHOT: &[(&str, &str)] = &[
+    ("Header", "0a0c0801100218c0843d28ffb418"),
+    ("Cluster", "120f0a03632d31100118c0843d20013003"),
+    ("Pool", "2a130a0a0a046d61696e1002180110011a0310ff7f"),
+    (
+        "Decision",
+        "3a3c080110c0843d1a1263726561746520636c757374657220632d312220666972737420626f6f743a20657665727920736565642077617320656d707479",
+    ),
+    (
+        "Decision",
+        "3a22080210c0843d1a1a6d656d6265722032206973206964203220617420683a37343030",
+    ),
+    ("Member", "f20612080210021a06683a37343030280130c0843d"),
+    ("End", "4006"),
+];
+
 const COMMANDS: &[(&str, &str)] = &[
     (
         "CreateCluster",
@@ -285,6 +363,18 @@ const COMMANDS: &[(&str, &str)] = &[
         "SlotsInSync",
         "08011001180622150a046d61696e12027331180c2205080710ac0228052a0d0880d095ffbc3110edfd0318033081d095ffbc31",
     ),
+    (
+        "AdmitMember",
+        "080110021807222308021206683a373430301a02623220652a11697473206469736b20776173206c6f73742a0d0880d095ffbc3110edfd0318033081d095ffbc31",
+    ),
+    (
+        "ConfigureGroup",
+        "080110021808220b080510021a0561736b65642a0d0880d095ffbc3110edfd0318033081d095ffbc31",
+    ),
+    (
+        "StateHash",
+        "080110021809222508904e122007070707070707070707070707070707070707070707070707070707070707072a0d0880d095ffbc3110edfd0318033081d095ffbc31",
+    ),
 ];
 
 const RECORDS: &[(&str, &str)] = &[
@@ -298,6 +388,14 @@ const RECORDS: &[(&str, &str)] = &[
     (
         "SlotMap",
         "082a32410a046d61696e1203632d3118012009280130023a15080112027331180c22026e312a03683a3130013808420d10ff3f1a04080110011a020802420608804010ff7f",
+    ),
+    (
+        "MemberRecord",
+        "082a3a27080210651a06683a3734303022026232280130053a11697473206469736b20776173206c6f7374",
+    ),
+    (
+        "ClusterRecord 2",
+        "082a12340a03632d311001180520012803306638904e42200707070707070707070707070707070707070707070707070707070707070707",
     ),
     (
         "Decision",

@@ -6,8 +6,8 @@
 mod common;
 
 use common::{config, create, down, in_sync, plan, range, register};
-use kvpool_state::command::ConfigurePool;
-use kvpool_state::records::{Record, RequestId, ShardState, SlotCopy, SlotRange};
+use kvpool_state::command::{AdmitMember, ConfigureGroup, ConfigurePool};
+use kvpool_state::records::{MemberRole, Record, RequestId, ShardState, SlotCopy, SlotRange};
 use kvpool_state::table::MAX_COPIES;
 use kvpool_state::{Applied, Command, Refusal, SLOTS, SlotTable, State};
 use proptest::prelude::*;
@@ -42,6 +42,17 @@ enum Op {
         old_epoch: bool,
         ranges: Vec<(u16, u16)>,
     },
+    Admit {
+        name: u64,
+        /// 0 = empty disk.
+        id: u64,
+        boot: u8,
+        address: u8,
+    },
+    Group {
+        target: u32,
+        level: u32,
+    },
     Raw(Vec<u8>),
 }
 
@@ -72,6 +83,9 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(pool, stale, ranges)| Op::Plan { pool, stale, ranges }),
         5 => (0u8..6, 0u8..2, prop::bool::weighted(0.1), prop::bool::weighted(0.2), prop::collection::vec(span, 0..4))
             .prop_map(|(shard, pool, stale, old_epoch, ranges)| Op::InSync { shard, pool, stale, old_epoch, ranges }),
+        3 => (0u64..7, prop_oneof![2 => Just(0u64), 1 => 1u64..110], 0u8..3, 0u8..2)
+            .prop_map(|(name, id, boot, address)| Op::Admit { name, id, boot, address }),
+        1 => (0u32..7, 0u32..3).prop_map(|(target, level)| Op::Group { target, level }),
         1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Op::Raw),
     ]
 }
@@ -172,6 +186,23 @@ fn command(state: &State, op: &Op) -> Option<Command> {
                 ranges,
             )
         }
+        Op::Admit {
+            name,
+            id,
+            boot,
+            address,
+        } => Command::AdmitMember(AdmitMember {
+            name: *name,
+            address: format!("m{address}:1"),
+            boot: format!("b{boot}"),
+            member_id: *id,
+            why: "test".into(),
+        }),
+        Op::Group { target, level } => Command::ConfigureGroup(ConfigureGroup {
+            target_members: *target,
+            feature_level: *level,
+            why: "test".into(),
+        }),
         Op::Raw(_) => return None,
     })
 }
@@ -184,6 +215,7 @@ fn key(record: &Record) -> (u8, String) {
         Record::Shard(s) => (2, s.id.clone()),
         Record::Pool(p) => (3, p.name.clone()),
         Record::Slots(m) => (4, m.pool.clone()),
+        Record::Member(m) => (5, m.name.to_string()),
     }
 }
 
@@ -207,8 +239,31 @@ fn check(before: &State, after: &State, applied: &Applied) {
     }
     let numbers: BTreeSet<u32> = after.shards().map(|s| s.number).collect();
     assert_eq!(numbers.len(), after.shards().count(), "shard numbers are unique");
+    check_group(before, after);
     check_lists(after);
     check_events(before, after, applied);
+}
+
+/// An id belongs to one name, an old one never comes back, and the lowest names are wanted.
+fn check_group(before: &State, after: &State) {
+    assert!(after.feature_level() >= before.feature_level());
+    let next = |s: &State| s.cluster().map_or(0, |c| c.next_member_id);
+    assert!(next(after) >= next(before));
+    for now in after.members() {
+        let was = before.members().find(|m| m.name == now.name);
+        // A new id of a known name was never handed out before.
+        assert!(
+            was.is_none_or(|was| was.id == now.id || now.id >= next(before)),
+            "{was:?} {now:?}"
+        );
+        assert!(now.id < next(after));
+    }
+    let ids: BTreeSet<u64> = after.members().map(|m| m.id).collect();
+    assert_eq!(ids.len(), after.members().count(), "ids are unique");
+    let voters = after.members().filter(|m| m.role() == MemberRole::Voter).count();
+    let target = after.target_members() as usize;
+    assert!(target == 0 || voters == target.min(ids.len()));
+    assert!(after.members().is_sorted_by_key(|m| m.role() == MemberRole::Idle));
 }
 
 fn check_lists(state: &State) {

@@ -83,6 +83,7 @@ pub(super) fn kind_of(record: &Record) -> Kind {
         Record::Shard(_) => Kind::Shard,
         Record::Pool(_) => Kind::Pool,
         Record::Slots(_) => Kind::SlotMap,
+        Record::Member(_) => Kind::Member,
     }
 }
 

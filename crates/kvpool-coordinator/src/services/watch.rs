@@ -57,7 +57,7 @@ impl Filter {
             Record::Shard(shard) => Some(&shard.pool),
             Record::Pool(pool) => Some(&pool.name),
             Record::Slots(map) => Some(&map.pool),
-            Record::Cluster(_) | Record::Node(_) => None,
+            Record::Cluster(_) | Record::Node(_) | Record::Member(_) => None,
         };
         let of_pool = self.pool.is_empty() || pool.is_none_or(|p| *p == self.pool);
         of_pool && (self.kinds.is_empty() || self.kinds.contains(&kind_of(record)))
