@@ -11,7 +11,7 @@ use kvpool_state::MAX_FACTOR;
 use kvpool_state::records::Record as Row;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -24,6 +24,8 @@ pub const LAST_KEY: u32 = KEYS;
 /// Operations kept at most (72 bytes each); a run that reaches it stops writing rather than forget.
 const MAX_OPS: usize = 3_000_000;
 const PAUSE: Duration = Duration::from_millis(25);
+/// A call ends within its own bound, answer or not; this much later it hangs.
+const HANG: Duration = Duration::from_secs(10);
 
 /// The number of a register from its pool's name.
 #[must_use]
@@ -64,11 +66,20 @@ pub struct MetadataClient {
 impl MetadataClient {
     /// Works until it is told to stop; an operation under way is finished first.
     pub async fn run(mut self) {
+        let bound = self.client.timing().call() + HANG;
         while !self.stop.is_cancelled() && self.history.lock().len() < MAX_OPS {
+            let began = Instant::now();
             if self.dice.percent(60) {
                 self.write().await;
             } else {
                 self.read().await;
+            }
+            if began.elapsed() > bound {
+                let text = format!(
+                    "a call on control state took {:?}, at most {bound:?} is promised",
+                    began.elapsed()
+                );
+                self.record.violation(text);
             }
             tokio::select! {
                 () = sleep(PAUSE) => {}

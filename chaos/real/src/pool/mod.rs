@@ -71,6 +71,8 @@ pub struct Pool {
     pub members: Vec<Member>,
     pub token: JoinToken,
     pub timing: Timing,
+    /// Copies of each block that are aimed for.
+    pub factor: u32,
     // Last, so that processes end before their files go.
     dir: Dir,
 }
@@ -129,6 +131,7 @@ impl Pool {
             members,
             token: secret.parse()?,
             timing: shape.timing,
+            factor: shape.factor,
             dir,
         };
         for at in 0..pool.members.len() {

@@ -11,7 +11,7 @@ use crate::load::watchers::{Seen, Watcher};
 use crate::pool::{Pool, Role};
 use crate::record::Record;
 use crate::report::{Line, Report};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,9 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 const START_WITHIN: Duration = Duration::from_secs(120);
-/// Between faults: the control in which clients find the pool as it should be.
+/// How long members may count differently after all is well.
+const AGREE_WITHIN: Duration = Duration::from_secs(15);
+/// Between faults: clients find the pool as it should be.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// How a scenario is run.
@@ -214,9 +216,16 @@ fn bounds(line: &Line, faults: &[&Fault], bounds: &Bounds, writers: bool, record
     }
 }
 
-/// Counters of violations, panics, and one leader.
+/// Counters of violations, panics, and whether everybody counts the same.
 async fn rules(pool: &Pool, record: &Record) {
-    let mut leaders = 0.0;
+    let deadline = Instant::now() + AGREE_WITHIN;
+    while let Err(text) = agreement(pool).await {
+        if Instant::now() > deadline {
+            record.violation(format!("O41: after {AGREE_WITHIN:?} {text:#}"));
+            break;
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
     for at in 0..pool.members.len() {
         let name = &pool.members[at].name;
         match pool.metrics(at).await {
@@ -224,18 +233,47 @@ async fn rules(pool: &Pool, record: &Record) {
                 for violation in metrics.violations() {
                     record.violation(format!("{name} counts {violation}"));
                 }
-                leaders += metrics.sum("kvpool_coordinator_is_leader", &[]);
             }
             Err(error) => record.violation(format!("{name}: {error:#}")),
         }
     }
-    if leaders > 1.0 {
-        // Read one after the other; a change in between shows two. Only a lasting pair is a fault.
-        record.note(format!("{leaders} members said that they lead while they were asked"));
-    }
     for panic in panics(pool) {
         record.violation(panic);
     }
+}
+
+/// In a settled pool all count the same: one leader that has every shard's session, one epoch everywhere, and as many
+/// complete copies at the shards as the coordinators say.
+async fn agreement(pool: &Pool) -> Result<()> {
+    let pool_label = "pool=\"default\"";
+    let (mut leaders, mut sessions, mut held) = (0.0, 0.0, 0.0);
+    let (mut epochs, mut slots) = (Vec::new(), Vec::new());
+    for at in 0..pool.members.len() {
+        let metrics = pool.metrics(at).await?;
+        if pool.members[at].role == Role::Coordinator {
+            leaders += metrics.sum("kvpool_coordinator_is_leader", &[]);
+            sessions += metrics.sum("kvpool_coordinator_sessions", &[]);
+            epochs.push(metrics.sum("kvpool_coordinator_slot_map_epoch", &[pool_label]));
+            slots.push(metrics.sum("kvpool_coordinator_slots", &[pool_label, "state=\"in_sync\""]));
+        } else {
+            epochs.push(metrics.sum("kvpool_shard_epoch", &[]));
+            held += metrics.sum("kvpool_shard_slots", &["state=\"in_sync\""]);
+        }
+    }
+    let same = |numbers: &[f64]| numbers.windows(2).all(|pair| pair.first() == pair.last());
+    ensure!(leaders == 1.0, "{leaders} members lead");
+    ensure!(
+        sessions == pool.of(Role::Shard).len() as f64,
+        "coordinators count {sessions} sessions of shards"
+    );
+    ensure!(same(&epochs), "epochs differ: {epochs:?}");
+    ensure!(same(&slots), "coordinators count {slots:?} complete slots");
+    let expected = slots.first().copied().unwrap_or(0.0) * f64::from(pool.factor);
+    ensure!(
+        held == expected,
+        "shards hold {held} complete copies, coordinators count {expected}"
+    );
+    Ok(())
 }
 
 fn panics(pool: &Pool) -> Vec<String> {

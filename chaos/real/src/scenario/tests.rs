@@ -6,11 +6,16 @@ use super::*;
 fn every_kept_scenario_is_read() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let scenario = Scenario::read(&path).unwrap();
-        assert_eq!(path.file_stem().unwrap().to_str(), Some(scenario.name.as_str()));
-        names.push(scenario.name);
+    for folder in [folder.join("long"), folder] {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                continue;
+            }
+            let scenario = Scenario::read(&path).unwrap();
+            assert_eq!(path.file_stem().unwrap().to_str(), Some(scenario.name.as_str()));
+            names.push(scenario.name);
+        }
     }
     assert!(names.len() >= 3, "{names:?}");
 }
