@@ -45,7 +45,7 @@ impl Watcher {
         while !self.stop.is_cancelled() {
             let filter = WatchFilter {
                 kinds: vec![Kind::Pool, Kind::SlotMap],
-                pool: String::new(),
+                ..WatchFilter::default()
             };
             let mut stream = self.client.watch(filter, seen.position);
             let until = Instant::now() + Duration::from_millis(500) + self.dice.up_to(HOLD);
