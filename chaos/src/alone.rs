@@ -8,9 +8,10 @@ use kvpool_raft::{AsyncRuntime, Config, RaftNode, StartError};
 
 use crate::cluster;
 use crate::disk::{Faults, SimDisk};
+use crate::machine::Model;
 use crate::net::{Net, Node};
 use crate::oracle::Oracle;
-use crate::register::{Operation, Register, View, command};
+use crate::register::{Operation, Registers, View, command};
 use crate::runtime::Sim;
 use crate::world;
 
@@ -46,9 +47,14 @@ impl Member {
 
     async fn boot(&self) -> Result<(Node, View), StartError> {
         self.disk.power_on();
-        let (register, view) = Register::new(MEMBER, self.oracle.clone());
+        let (register, view) = Registers(self.oracle.clone()).machine(MEMBER);
         let start = RaftNode::start(config(), self.disk.clone(), self.net.end(MEMBER), register);
         Ok((world::inside(MEMBER, start).await?, view))
+    }
+
+    /// True when the disk has done what it was asked to.
+    fn failed(&self) -> bool {
+        self.disk.is_off() || self.disk.has_failed() || self.disk.was_full()
     }
 
     fn crash(&self) {
@@ -64,7 +70,7 @@ impl Member {
         }
         let mut done = 0;
         let mut tries = 0;
-        while done < writes && tries < 3 * writes + 200 && !self.disk.is_off() && !self.disk.has_failed() {
+        while done < writes && tries < 3 * writes + 200 && !self.failed() {
             tries += 1;
             let operation = self.next;
             self.next += 1;
@@ -103,10 +109,10 @@ async fn one(faults: Faults, what: &str) -> bool {
     let hit = match member.boot().await {
         Ok((node, _view)) => {
             member.work(&node, WRITES).await;
-            member.disk.is_off() || member.disk.has_failed()
+            member.failed()
         }
         Err(e) => {
-            assert!(member.disk.is_off() || member.disk.has_failed(), "{what}: {e}");
+            assert!(member.failed(), "{what}: {e}");
             true
         }
     };

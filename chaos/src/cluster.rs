@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use kvpool_raft::{Config, LogOptions, MemberId, RaftNode, StartError, Timing};
 
-use crate::disk::SimDisk;
+use crate::disk::{Faults, SimDisk};
+use crate::machine::Model;
+use crate::mutation::Mutation;
 use crate::net::{Net, Node};
 use crate::oracle::Oracle;
-use crate::register::{Register, View};
 use crate::world;
 
 /// Every member's id.
@@ -29,73 +30,62 @@ pub fn config(id: MemberId) -> Config {
     config
 }
 
-/// What was broken on purpose, to see whether the oracle notices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Sabotage {
-    /// Disks acknowledge syncs they do not do.
-    pub lying_disks: bool,
-    /// Every pre-vote is granted.
-    pub grant_pre_votes: bool,
-    /// Votes are gone after a restart.
-    pub forget_votes: bool,
-    /// Reads are served by any member without asking a quorum.
-    pub reads_anywhere: bool,
-}
-
-struct Running {
-    view: View,
+struct Running<V> {
+    view: V,
     life: u64,
 }
 
 /// See the module. Clones share it.
 #[derive(Clone)]
-pub struct Cluster {
+pub struct Cluster<M: Model> {
     /// The network.
     pub net: Net,
-    /// Judges it all.
+    /// Judges the log, the leaders and the clients.
     pub oracle: Oracle,
+    /// What the members keep.
+    pub model: M,
+    /// What is broken on purpose.
+    pub mutation: Option<Mutation>,
     disks: BTreeMap<MemberId, SimDisk>,
-    running: Arc<Mutex<BTreeMap<MemberId, Running>>>,
+    running: Arc<Mutex<BTreeMap<MemberId, Running<M::View>>>>,
     lives: Arc<Mutex<u64>>,
     config: fn(MemberId) -> Config,
-    sabotage: Sabotage,
 }
 
-impl Cluster {
+impl<M: Model> Cluster<M> {
     /// Three members that do not run yet.
-    pub fn new(config: fn(MemberId) -> Config, sabotage: Sabotage) -> Cluster {
+    pub fn new(model: M, oracle: Oracle, config: fn(MemberId) -> Config, mutation: Option<Mutation>) -> Self {
         let net = Net::new();
-        if sabotage.grant_pre_votes {
+        if mutation == Some(Mutation::GrantPreVotes) {
             net.grant_pre_votes();
         }
         Cluster {
             net,
-            oracle: Oracle::default(),
+            oracle,
+            model,
+            mutation,
             disks: MEMBERS.iter().map(|id| (*id, SimDisk::default())).collect(),
             running: Arc::default(),
             lives: Arc::default(),
             config,
-            sabotage,
         }
     }
 
-    fn running(&self) -> MutexGuard<'_, BTreeMap<MemberId, Running>> {
+    fn running(&self) -> MutexGuard<'_, BTreeMap<MemberId, Running<M::View>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// True when disks lie about syncs.
-    pub fn lies(&self) -> bool {
-        self.sabotage.lying_disks
-    }
-
-    /// True when reads skip the quorum.
-    pub fn reads_anywhere(&self) -> bool {
-        self.sabotage.reads_anywhere
     }
 
     /// A member's disk.
     pub fn disk(&self, id: MemberId) -> &SimDisk {
         &self.disks[&id]
+    }
+
+    /// Lets a disk misbehave; what a mutation broke stays broken.
+    pub fn set_faults(&self, id: MemberId, faults: Faults) {
+        self.disk(id).set_faults(Faults {
+            lying: self.mutation == Some(Mutation::LyingDisks),
+            ..faults
+        });
     }
 
     /// True while a member's process runs.
@@ -104,7 +94,7 @@ impl Cluster {
     }
 
     /// A running member with a view of its state and the number of its life.
-    pub fn member(&self, id: MemberId) -> Option<(Node, View, u64)> {
+    pub fn member(&self, id: MemberId) -> Option<(Node, M::View, u64)> {
         let node = self.net.node(id)?;
         let running = self.running();
         let running = running.get(&id)?;
@@ -115,17 +105,15 @@ impl Cluster {
     pub async fn boot(&self, id: MemberId) {
         let disk = self.disk(id).clone();
         disk.power_on();
-        if self.sabotage.forget_votes {
-            disk.forget_votes();
+        match self.mutation {
+            Some(Mutation::ForgetVotes) => disk.forget_votes(),
+            Some(Mutation::LyingDisks) => self.set_faults(id, Faults::default()),
+            Some(Mutation::LoseTheTail) => disk.lose_tail(),
+            Some(Mutation::ReuseAnId) if world::chance(300) => disk.wipe(),
+            _ => {}
         }
-        if self.sabotage.lying_disks {
-            disk.set_faults(crate::disk::Faults {
-                lying: true,
-                ..crate::disk::Faults::default()
-            });
-        }
-        let (register, view) = Register::new(id, self.oracle.clone());
-        let start = RaftNode::start((self.config)(id), disk.clone(), self.net.end(id), register);
+        let (machine, view) = self.model.machine(id);
+        let start = RaftNode::start((self.config)(id), disk.clone(), self.net.end(id), machine);
         match world::inside(id, start).await {
             Ok(node) => {
                 let life = {
@@ -134,12 +122,13 @@ impl Cluster {
                     *lives
                 };
                 self.watch(id, &node);
+                world::at(id, || self.model.started(id, &node, &view));
                 self.net.plug(id, node);
                 self.running().insert(id, Running { view, life });
             }
             Err(e) => {
                 world::kill(id);
-                if !disk.is_off() && !disk.has_failed() {
+                if !disk.is_off() && !disk.has_failed() && !disk.was_full() {
                     self.oracle.violation(format!("member {id} does not start: {e}"));
                 } else if matches!(e, StartError::Config(_)) {
                     self.oracle.violation(format!("member {id} has bad settings: {e}"));
@@ -160,6 +149,7 @@ impl Cluster {
                 if let Some(fatal) = &now.fatal
                     && !disk.is_off()
                     && !disk.has_failed()
+                    && !disk.was_full()
                 {
                     oracle.violation(format!("member {id} stopped by itself: {fatal}"));
                 }
@@ -202,16 +192,16 @@ impl Cluster {
         self.running().clear();
         world::kill(world::OUTSIDE);
     }
+}
 
-    /// Waits until `done`, at most `bound`; returns whether it was.
-    pub async fn wait(bound: Duration, mut done: impl FnMut() -> bool) -> bool {
-        let until = world::now() + bound.as_nanos() as u64;
-        while !done() {
-            if world::now() >= until {
-                return false;
-            }
-            world::sleep(Duration::from_millis(20)).await;
+/// Waits until `done`, at most `bound`; returns whether it was.
+pub async fn wait(bound: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let until = world::now() + bound.as_nanos() as u64;
+    while !done() {
+        if world::now() >= until {
+            return false;
         }
-        true
+        world::sleep(Duration::from_millis(20)).await;
     }
+    true
 }

@@ -45,6 +45,8 @@ pub struct Faults {
     pub capacity: Option<u64>,
     /// Syncs return without having done anything.
     pub lying: bool,
+    /// Every turn of its writer takes up to this many milliseconds more.
+    pub slow: u64,
 }
 
 #[derive(Default)]
@@ -62,6 +64,8 @@ struct State {
     no_vote: Option<Vec<u8>>,
     /// The disk failed an operation on purpose.
     failed: bool,
+    /// The disk was full at some time since the last start.
+    full: bool,
 }
 
 /// One member's disk; it outlives the member's processes.
@@ -151,6 +155,16 @@ impl SimDisk {
         self.lock().failed
     }
 
+    /// True when the disk was full at some time since the last start.
+    pub fn was_full(&self) -> bool {
+        self.lock().full
+    }
+
+    /// Bytes its files hold.
+    pub fn used(&self) -> u64 {
+        self.lock().used()
+    }
+
     /// Operations so far.
     pub fn operations(&self) -> u64 {
         self.lock().operations
@@ -198,6 +212,7 @@ impl SimDisk {
         let mut state = self.lock();
         state.off = false;
         state.failed = false;
+        state.full = false;
     }
 
     /// Makes the vote file what it was before the first vote, as if votes were kept in memory.
@@ -211,6 +226,28 @@ impl SimDisk {
             inode.current = bytes;
             inode.dirty.clear();
         }
+    }
+
+    /// Loses the last entries of the log, as if they had never been written.
+    pub fn lose_tail(&self) {
+        const BYTES: usize = 700;
+        const HEADER: usize = 128;
+        let mut state = self.lock();
+        let state = &mut *state;
+        let newest = state.names.iter().rfind(|(name, _)| name.ends_with(".seg"));
+        if let Some(inode) = newest.and_then(|(_, inode)| state.inodes.get_mut(inode)) {
+            let end = inode.durable.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
+            // The segment's header stays.
+            let from = end.saturating_sub(BYTES).max(HEADER.min(end));
+            inode.durable[from..end].fill(0);
+            inode.current = inode.durable.clone();
+            inode.dirty.clear();
+        }
+    }
+
+    /// Forgets everything, as a new disk does.
+    pub fn wipe(&self) {
+        *self.lock() = State::default();
     }
 
     /// A file's bytes as reads see them.
@@ -313,7 +350,10 @@ impl Disk for SimDisk {
 
     fn pace(&self) -> impl Future<Output = ()> + Send {
         // Mostly fast, now and then a long stall.
-        let micros = if world::chance(20) {
+        let slow = self.lock().faults.slow;
+        let micros = if slow > 0 {
+            world::random(slow * 1_000)
+        } else if world::chance(20) {
             20_000 + world::random(60_000)
         } else {
             50 + world::random(1_500)
@@ -346,7 +386,7 @@ impl DiskFile for SimFile {
                 .capacity
                 .is_some_and(|capacity| state.used() + grows > capacity)
             {
-                state.failed = true;
+                state.full = true;
                 return Err(io::ErrorKind::StorageFull.into());
             }
             state

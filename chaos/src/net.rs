@@ -11,12 +11,12 @@ use futures::channel::oneshot;
 use kvpool_raft::{AsyncRuntime, Lane, MemberId, Peer, RaftNode, Transport, TransportError};
 
 use crate::disk::SimDisk;
-use crate::register::Register;
+use crate::machine::Machine;
 use crate::runtime::Sim;
 use crate::world;
 
 /// A member as the simulator runs it.
-pub type Node = RaftNode<Register, SimDisk, Sim>;
+pub type Node = RaftNode<Machine, SimDisk, Sim>;
 
 /// How bad the network is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Net {
     }
 
     /// One trip: `None` when the message is lost, else how long it takes.
-    fn trip(&self, from: MemberId, to: MemberId) -> Option<Duration> {
+    pub fn trip(&self, from: MemberId, to: MemberId) -> Option<Duration> {
         let state = self.lock();
         let w = state.weather;
         if state.cuts.contains(&(from, to)) || world::chance(w.loss) {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use kvpool_raft::{MemberId, SnapshotWriter, StateMachine, StopMember};
 
+use crate::machine::{Machine, Model};
 use crate::oracle::Oracle;
 
 /// One operation: a number that is used once.
@@ -36,20 +37,25 @@ impl View {
     }
 }
 
-impl Register {
-    /// An empty register whose every step the oracle sees.
-    pub fn new(member: MemberId, oracle: Oracle) -> (Register, View) {
-        let history = Arc::new(Mutex::new(History::default()));
-        (
-            Register {
-                member,
-                history: history.clone(),
-                oracle,
-            },
-            View(history),
-        )
-    }
+/// Members that keep a register whose every step the oracle sees.
+#[derive(Clone)]
+pub struct Registers(pub Oracle);
 
+impl Model for Registers {
+    type View = View;
+
+    fn machine(&self, member: MemberId) -> (Machine, View) {
+        let history = Arc::new(Mutex::new(History::default()));
+        let register = Register {
+            member,
+            history: history.clone(),
+            oracle: self.0.clone(),
+        };
+        (Machine(Box::new(register)), View(history))
+    }
+}
+
+impl Register {
     fn lock(&self) -> MutexGuard<'_, History> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }

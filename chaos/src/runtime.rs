@@ -62,7 +62,7 @@ impl SubAssign<Duration> for SimInstant {
 }
 impl async_runtime::Instant for SimInstant {
     fn now() -> Self {
-        SimInstant(world::now())
+        SimInstant(world::local_now())
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariants. Whatever runs is decided by the seed alone: the ready tasks are kept in order of their ids, so
 //! the order in which they were woken does not matter, and the random source picks the next one. Time moves
-//! only when nothing is ready, and then to the earliest timer. Every task belongs to a place (a member, or the
+//! only when nothing is ready, and then to the earliest timer; places may have clocks that run faster or slower. Every task belongs to a place (a member, or the
 //! outside), which can be killed or frozen as a whole.
 
 use std::cell::RefCell;
@@ -31,7 +31,7 @@ const MAIN: u64 = 0;
 /// Virtual time after which a world is called stuck.
 const MAX_ELAPSED: u64 = 1_200_000_000_000;
 /// Polls without the clock moving before the world is called livelocked.
-const MAX_STEPS_AT_ONE_TIME: u64 = 2_000_000;
+const MAX_STEPS_AT_ONE_TIME: u64 = 200_000;
 
 type Ready = Arc<Mutex<BTreeSet<u64>>>;
 
@@ -60,6 +60,34 @@ struct Task {
     waker: Waker,
 }
 
+/// A place's own clock: it may run at another speed than the world's.
+#[derive(Clone, Copy)]
+struct Clock {
+    /// World time at which it last changed its speed, and what it showed then.
+    since: u64,
+    showed: u64,
+    per_mille: u64,
+    /// How far its wall clock is ahead, in milliseconds.
+    ahead: i64,
+}
+
+/// What every wall clock shows, in milliseconds since the Unix epoch, when a world begins.
+const WALL_CLOCK_MS: u64 = 1_700_000_000_000;
+
+impl Clock {
+    fn shows(&self, now: u64) -> u64 {
+        self.showed + now.saturating_sub(self.since) * self.per_mille / 1_000
+    }
+
+    /// World time at which it will show `local`.
+    fn when(&self, local: u64) -> u64 {
+        // Rounded up: who wakes too early would sleep again for no time at all.
+        let ahead = u128::from(local.saturating_sub(self.showed)) * 1_000;
+        let ahead = ahead.div_ceil(u128::from(self.per_mille));
+        self.since.saturating_add(u64::try_from(ahead).unwrap_or(u64::MAX))
+    }
+}
+
 struct World {
     now: u64,
     next_id: u64,
@@ -69,6 +97,7 @@ struct World {
     rng: SmallRng,
     place: Place,
     frozen: BTreeSet<Place>,
+    clocks: BTreeMap<Place, Clock>,
     hash: u64,
     steps: u64,
     panics: Vec<(Place, String)>,
@@ -121,6 +150,7 @@ pub fn run<T>(seed: u64, main: impl Future<Output = T>) -> (T, Trace) {
         rng: SmallRng::seed_from_u64(seed),
         place: OUTSIDE,
         frozen: BTreeSet::new(),
+        clocks: BTreeMap::new(),
         hash: seed,
         steps: 0,
         panics: Vec::new(),
@@ -314,9 +344,53 @@ pub fn thaw(place: Place) {
     with(|w| w.frozen.remove(&place));
 }
 
-/// Nanoseconds on the virtual clock.
+/// Nanoseconds on the world's clock.
 pub fn now() -> u64 {
     with(|w| w.now)
+}
+
+/// Nanoseconds on the clock of the place that asks.
+pub fn local_now() -> u64 {
+    with(|w| w.clocks.get(&w.place).map_or(w.now, |clock| clock.shows(w.now)))
+}
+
+/// Milliseconds on the wall clock of the place that asks.
+pub fn wall_clock_ms() -> u64 {
+    with(|w| {
+        let clock = w.clocks.get(&w.place);
+        let local = clock.map_or(w.now, |clock| clock.shows(w.now));
+        let right = WALL_CLOCK_MS + (local - BEGIN) / 1_000_000;
+        right.saturating_add_signed(clock.map_or(0, |clock| clock.ahead))
+    })
+}
+
+/// Makes the wall clock of a place jump, to be `ms` ahead of its timers.
+pub fn set_ahead(place: Place, ms: i64) {
+    with(|w| {
+        let now = w.now;
+        let clock = w.clocks.entry(place).or_insert(Clock {
+            since: now,
+            showed: now,
+            per_mille: 1_000,
+            ahead: 0,
+        });
+        clock.ahead = ms;
+    });
+}
+
+/// Lets a place's clock run at `per_mille` thousandths of the world's speed from now on. It does not jump; timers that
+/// are set already keep their time.
+pub fn set_speed(place: Place, per_mille: u64) {
+    with(|w| {
+        let old = w.clocks.get(&place);
+        let clock = Clock {
+            since: w.now,
+            showed: old.map_or(w.now, |clock| clock.shows(w.now)),
+            per_mille: per_mille.max(1),
+            ahead: old.map_or(0, |clock| clock.ahead),
+        };
+        w.clocks.insert(place, clock);
+    });
 }
 
 /// A random number in `0..n`.
@@ -346,14 +420,15 @@ pub struct Sleep {
     timer: Option<(u64, u64)>,
 }
 
-/// Waits until the clock shows `deadline` nanoseconds.
-pub fn sleep_until(deadline: u64) -> Sleep {
+/// Waits until the clock of the place that waits shows `local` nanoseconds.
+pub fn sleep_until(local: u64) -> Sleep {
+    let deadline = with(|w| w.clocks.get(&w.place).map_or(local, |clock| clock.when(local)));
     Sleep { deadline, timer: None }
 }
 
 /// Waits for a time.
 pub fn sleep(time: Duration) -> Sleep {
-    sleep_until(now().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+    sleep_until(local_now().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
 }
 
 impl Future for Sleep {

@@ -1,75 +1,62 @@
-//! The oracle can fail: each way of breaking the system on purpose is noticed within a few seeds.
+//! The checks can fail: each seeded bug is noticed within a few seeds. A bug that survives fails this test.
 
-use kvpool_chaos::cluster::Sabotage;
-use kvpool_chaos::scenario::{self, Plan};
+use kvpool_chaos::mutation::Mutation;
+use kvpool_chaos::pool;
+use kvpool_chaos::scenario::{self, Outcome, Plan};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-/// Runs seeds until one is noticed by a violation that contains one of `words`.
-fn noticed(sabotage: Sabotage, words: &[&str], seeds: u64) {
-    let mut other = Vec::new();
-    for seed in 0..seeds {
-        let outcome = scenario::run(
-            seed,
-            Plan {
-                sabotage,
-                ..Plan::default()
-            },
-        );
-        if outcome
-            .violations
-            .iter()
-            .any(|v| words.iter().any(|word| v.contains(word)))
-        {
-            return;
-        }
-        other.extend(outcome.violations);
+/// Seeds that a bug may survive.
+const SEEDS: u64 = 80;
+
+fn run(seed: u64, mutation: Mutation) -> Outcome {
+    if mutation.is_of_the_log() {
+        let plan = Plan {
+            mutation: Some(mutation),
+            ..Plan::default()
+        };
+        scenario::run(seed, plan)
+    } else {
+        pool::scenario::run(seed, Some(mutation))
     }
-    panic!("{sabotage:?} went unnoticed in {seeds} seeds; other violations: {other:?}");
+}
+
+/// The first seed that notices, and what it says.
+fn noticed(mutation: Mutation) -> Option<(u64, String)> {
+    (0..SEEDS).find_map(|seed| Some((seed, run(seed, mutation).violations.into_iter().next()?)))
 }
 
 #[test]
-fn a_disk_that_lies_about_syncs_is_noticed() {
-    noticed(
-        Sabotage {
-            lying_disks: true,
-            ..Sabotage::default()
-        },
-        &["lost", "another applied", "does not start"],
-        20,
-    );
-}
-
-#[test]
-fn granting_every_pre_vote_is_noticed() {
-    noticed(
-        Sabotage {
-            grant_pre_votes: true,
-            ..Sabotage::default()
-        },
-        &["raised its term"],
-        30,
-    );
-}
-
-#[test]
-fn forgetting_votes_on_restart_is_noticed() {
-    noticed(
-        Sabotage {
-            forget_votes: true,
-            ..Sabotage::default()
-        },
-        &["both led term"],
-        60,
-    );
-}
-
-#[test]
-fn reads_without_a_quorum_are_noticed() {
-    noticed(
-        Sabotage {
-            reads_anywhere: true,
-            ..Sabotage::default()
-        },
-        &["showed the state up to"],
-        30,
+#[ignore = "takes minutes: ./tests/run sim and just sim-mutations run it"]
+fn every_seeded_bug_is_noticed() {
+    let wanted = std::env::var("KVPOOL_MUTATION").ok();
+    let all: Vec<Mutation> = Mutation::ALL
+        .iter()
+        .copied()
+        .filter(|m| wanted.as_ref().is_none_or(|w| *w == format!("{m:?}")))
+        .collect();
+    assert!(wanted.is_some() || all.len() >= 20, "only {} bugs", all.len());
+    let (next, survived) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(mutation) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match noticed(*mutation) {
+                        Some((seed, what)) => println!("{mutation:?}: noticed by seed {seed}: {what}"),
+                        None => survived
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .push(format!("{mutation:?}: {}", mutation.words())),
+                    }
+                }
+            });
+        }
+    });
+    let survived = survived.into_inner().unwrap();
+    println!("{} of {} bugs noticed", all.len() - survived.len(), all.len());
+    assert!(
+        survived.is_empty(),
+        "these bugs survived {SEEDS} seeds:\n{}",
+        survived.join("\n")
     );
 }

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use kvpool_chaos::cluster;
+use kvpool_chaos::faults::Menu;
 use kvpool_chaos::oracle::Counts;
 use kvpool_chaos::scenario::{self, Plan};
 use kvpool_raft::{Config, MemberId};
@@ -21,8 +22,10 @@ fn snapshots_at_every_turn_kill_nobody() {
     let mut total = Counts::default();
     for seed in 0..25 {
         let plan = Plan {
-            crashes: false,
-            disk_errors: false,
+            menu: Menu {
+                crashes: false,
+                disk_errors: false,
+            },
             config: stormy,
             pause: Duration::from_millis(4),
             ..Plan::default()

@@ -13,6 +13,7 @@ pub mod leaders;
 pub mod prefix;
 pub mod real_time;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvpool_raft::{MemberId, Status};
@@ -61,6 +62,7 @@ struct Book {
     real_time: real_time::RealTime,
     isolation: isolation::Isolation,
     counts: Counts,
+    coverage: BTreeMap<&'static str, u64>,
 }
 
 impl Book {
@@ -86,6 +88,16 @@ impl Oracle {
     /// Notes something that must not be.
     pub fn violation(&self, what: String) {
         self.lock().check(Err(what));
+    }
+
+    /// Counts a fault or an interesting event.
+    pub fn count(&self, what: &'static str) {
+        *self.lock().coverage.entry(what).or_default() += 1;
+    }
+
+    /// How often each was counted.
+    pub fn coverage(&self) -> BTreeMap<&'static str, u64> {
+        self.lock().coverage.clone()
     }
 
     /// A member's status changed.
@@ -161,6 +173,19 @@ impl Oracle {
         for outcome in outcomes {
             book.check(outcome);
         }
+    }
+
+    /// A linearizable read, or a new leader, saw the state as of `revision`.
+    pub fn looked(&self, mark: real_time::Mark, revision: u64) {
+        let book = &mut *self.lock();
+        book.counts.reads += 1;
+        let outcome = book.real_time.read(mark, revision, revision, &book.prefix);
+        book.check(outcome);
+    }
+
+    /// A member replaced its state by a snapshot that others judge.
+    pub fn restored_state(&self) {
+        self.lock().counts.restored += 1;
     }
 
     /// A member was cut off and is in this term; or, the second time, still is.
