@@ -66,6 +66,17 @@ fn shard() -> ShardRecord {
         state: ShardState::Down.into(),
         since_ms: 1_700_000_000_000,
         reason: "lease expired".into(),
+        ..ShardRecord::default()
+    }
+}
+
+fn draining() -> ShardRecord {
+    ShardRecord {
+        state: ShardState::Draining.into(),
+        out: true,
+        downs: 2,
+        last_down_ms: 3,
+        ..shard()
     }
 }
 
@@ -100,10 +111,12 @@ fn hand_tagged_records_equal_the_proto_file() {
         name: "default".into(),
         factor: 2,
         generation: 1,
+        brake_released_until_ms: 7,
     };
     same_bytes::<_, unmapped::ClusterRecord>(&cluster);
     same_bytes::<_, unmapped::NodeRecord>(&node);
     same_bytes::<_, unmapped::ShardRecord>(&shard());
+    same_bytes::<_, unmapped::ShardRecord>(&draining());
     same_bytes::<_, unmapped::PoolRecord>(&pool);
     same_bytes::<_, unmapped::MemberRecord>(&member);
     same_bytes::<_, unmapped::SlotMap>(&slot_map());

@@ -139,6 +139,30 @@ pub struct ConfigureGroup {
     pub why: String,
 }
 
+/// As [`ShardDown`], and counts how often that happened lately, for flap damping.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ShardLost {
+    #[prost(string, tag = "1")]
+    pub id: String,
+    #[prost(uint64, tag = "2")]
+    pub incarnation: u64,
+    #[prost(string, tag = "3")]
+    pub reason: String,
+}
+
+/// Asks a shard to leave, or takes that back.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct DrainShard {
+    #[prost(string, tag = "1")]
+    pub id: String,
+    /// `false`: it may take part in placement again.
+    #[prost(bool, tag = "2")]
+    pub out: bool,
+    /// Who asked, and why.
+    #[prost(string, tag = "3")]
+    pub why: String,
+}
+
 /// The hash of the leader's state as of a revision. A member whose own differs stops.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct StateHash {
@@ -146,6 +170,32 @@ pub struct StateHash {
     pub revision: u64,
     #[prost(bytes = "vec", tag = "2")]
     pub hash: Vec<u8>,
+}
+
+/// A Draining shard holds no copy any more. Refused while a list names it.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ShardDrained {
+    #[prost(string, tag = "1")]
+    pub id: String,
+    #[prost(uint64, tag = "2")]
+    pub incarnation: u64,
+}
+
+/// Forgets a shard that is Drained or Down.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct RemoveShard {
+    #[prost(string, tag = "1")]
+    pub id: String,
+}
+
+/// Allows any number of shards of a pool to be declared Down for a while.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ReleaseBrake {
+    #[prost(string, tag = "1")]
+    pub pool: String,
+    /// From now on in log time; at most [`crate::MAX_RELEASE_MS`].
+    #[prost(uint64, tag = "2")]
+    pub for_ms: u64,
 }
 
 /// Every command of this build.
@@ -169,6 +219,16 @@ pub enum Command {
     ConfigureGroup(ConfigureGroup),
     #[prost(message, tag = "9")]
     StateHash(StateHash),
+    #[prost(message, tag = "10")]
+    ShardLost(ShardLost),
+    #[prost(message, tag = "11")]
+    DrainShard(DrainShard),
+    #[prost(message, tag = "12")]
+    ShardDrained(ShardDrained),
+    #[prost(message, tag = "13")]
+    RemoveShard(RemoveShard),
+    #[prost(message, tag = "14")]
+    ReleaseBrake(ReleaseBrake),
 }
 
 impl Command {
@@ -183,6 +243,11 @@ impl Command {
             Command::AdmitMember(_) => 7,
             Command::ConfigureGroup(_) => 8,
             Command::StateHash(_) => 9,
+            Command::ShardLost(_) => 10,
+            Command::DrainShard(_) => 11,
+            Command::ShardDrained(_) => 12,
+            Command::RemoveShard(_) => 13,
+            Command::ReleaseBrake(_) => 14,
         }
     }
 
@@ -197,6 +262,11 @@ impl Command {
             Command::AdmitMember(c) => c.encode_to_vec(),
             Command::ConfigureGroup(c) => c.encode_to_vec(),
             Command::StateHash(c) => c.encode_to_vec(),
+            Command::ShardLost(c) => c.encode_to_vec(),
+            Command::DrainShard(c) => c.encode_to_vec(),
+            Command::ShardDrained(c) => c.encode_to_vec(),
+            Command::RemoveShard(c) => c.encode_to_vec(),
+            Command::ReleaseBrake(c) => c.encode_to_vec(),
         }
     }
 
@@ -260,6 +330,11 @@ pub fn decode(entry: &[u8]) -> Result<(Command, Envelope), DecodeError> {
         7 => Command::AdmitMember(AdmitMember::decode(body).map_err(malformed)?),
         8 => Command::ConfigureGroup(ConfigureGroup::decode(body).map_err(malformed)?),
         9 => Command::StateHash(StateHash::decode(body).map_err(malformed)?),
+        10 => Command::ShardLost(ShardLost::decode(body).map_err(malformed)?),
+        11 => Command::DrainShard(DrainShard::decode(body).map_err(malformed)?),
+        12 => Command::ShardDrained(ShardDrained::decode(body).map_err(malformed)?),
+        13 => Command::RemoveShard(RemoveShard::decode(body).map_err(malformed)?),
+        14 => Command::ReleaseBrake(ReleaseBrake::decode(body).map_err(malformed)?),
         other => return Err(DecodeError::UnknownKind(other)),
     };
     Ok((command, envelope))
@@ -283,6 +358,8 @@ pub enum Refusal {
     Full = 9,
     /// The name belongs to another disk now.
     MemberReplaced = 10,
+    /// The shard holds copies or may still get some.
+    NotDrained = 15,
 }
 
 impl Refusal {
@@ -301,6 +378,7 @@ impl Refusal {
             Refusal::Invalid => "invalid",
             Refusal::Full => "full",
             Refusal::MemberReplaced => "member_replaced",
+            Refusal::NotDrained => "not_drained",
         }
     }
 }

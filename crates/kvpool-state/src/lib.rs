@@ -5,6 +5,7 @@ pub mod command;
 pub mod feed;
 mod frames;
 mod group;
+mod membership;
 pub mod records;
 mod ring;
 mod slot;
@@ -13,6 +14,7 @@ mod state;
 pub mod table;
 
 pub use command::{Command, DecodeError, Refusal, Response};
+pub use membership::{DOWNS_WINDOW_MS, MAX_RELEASE_MS};
 pub use slot::{SLOTS, slot_of};
 pub use state::{Applied, State};
 pub use table::{MAX_FACTOR, SlotTable};

@@ -98,6 +98,12 @@ pub enum ShardState {
     Unspecified = 0,
     Up = 1,
     Down = 2,
+    /// Up, and asked to leave: it gets no new copies, and those it has move away.
+    Draining = 3,
+    /// Up, and holds no copy any more.
+    Drained = 4,
+    /// The last word about a shard that is no longer a record. Lists don't show it.
+    Removed = 5,
 }
 
 impl ShardState {
@@ -108,7 +114,16 @@ impl ShardState {
             ShardState::Unspecified => "Unspecified",
             ShardState::Up => "Up",
             ShardState::Down => "Down",
+            ShardState::Draining => "Draining",
+            ShardState::Drained => "Drained",
+            ShardState::Removed => "Removed",
         }
+    }
+
+    /// Its incarnation is in force: it may have a session and stand in lists.
+    #[must_use]
+    pub fn is_up(self) -> bool {
+        matches!(self, ShardState::Up | ShardState::Draining | ShardState::Drained)
     }
 }
 
@@ -141,6 +156,22 @@ pub struct ShardRecord {
     /// Why the shard is in its state, for people.
     #[prost(string, tag = "11")]
     pub reason: String,
+    /// Asked to leave: it takes no part in placement, whatever becomes of its process, until that is taken back.
+    #[prost(bool, tag = "12")]
+    pub out: bool,
+    /// How often it went Down, each time within [`crate::DOWNS_WINDOW_MS`] of the time before.
+    #[prost(uint32, tag = "13")]
+    pub downs: u32,
+    #[prost(uint64, tag = "14")]
+    pub last_down_ms: u64,
+}
+
+impl ShardRecord {
+    /// Its incarnation is in force.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.state().is_up()
+    }
 }
 
 /// Where a shard listens, each `host:port`; empty = not offered.
@@ -168,6 +199,9 @@ pub struct PoolRecord {
     /// Namespace generation; one for the whole pool before models exist. Raised to invalidate.
     #[prost(uint64, tag = "3")]
     pub generation: u64,
+    /// Until this log time a person has allowed any number of shards to be declared Down.
+    #[prost(uint64, tag = "4")]
+    pub brake_released_until_ms: u64,
 }
 
 /// One copy in a slot's list.

@@ -5,8 +5,7 @@
 //! bounded (R12); no slot loses its last in-sync copy by a plan.
 
 use crate::command::{
-    self, Command, ConfigurePool, CreateCluster, DecodeError, PlanSlots, Refusal, RegisterShard, Response, ShardDown,
-    SlotsInSync,
+    self, Command, ConfigurePool, CreateCluster, DecodeError, PlanSlots, Refusal, RegisterShard, Response, SlotsInSync,
 };
 use crate::records::{
     ClusterRecord, Decision, Event, MapShard, MemberRecord, NodeRecord, PoolRecord, Record, RequestId, ShardRecord,
@@ -139,12 +138,17 @@ impl State {
             Command::CreateCluster(c) => self.create_cluster(index, c),
             Command::ConfigurePool(c) => self.configure_pool(index, c),
             Command::RegisterShard(c) => self.register_shard(index, c),
-            Command::ShardDown(c) => self.shard_down(index, c),
+            Command::ShardDown(c) => self.shard_down(index, &c.id, c.incarnation, &c.reason, false),
             Command::PlanSlots(c) => self.plan_slots(index, c),
             Command::SlotsInSync(c) => self.slots_in_sync(c),
             Command::AdmitMember(c) => self.admit_member(index, c),
             Command::ConfigureGroup(c) => self.configure_group(index, c),
             Command::StateHash(c) => self.state_hash(c),
+            Command::ShardLost(c) => self.shard_down(index, &c.id, c.incarnation, &c.reason, true),
+            Command::DrainShard(c) => self.drain_shard(index, c),
+            Command::ShardDrained(c) => self.shard_drained(index, c),
+            Command::RemoveShard(c) => self.remove_shard(index, c),
+            Command::ReleaseBrake(c) => self.release_brake(index, c),
         }
     }
 
@@ -237,6 +241,7 @@ impl State {
                 name: name.to_owned(),
                 factor,
                 generation: 1,
+                brake_released_until_ms: 0,
             };
             Arc::new(Pool {
                 record,
@@ -283,6 +288,12 @@ impl State {
             self.nodes.insert(node.id.clone(), Arc::new(node.clone()));
             records.push(Record::Node(node.clone()));
         }
+        let out = known.as_ref().is_some_and(|old| old.out);
+        let (state, reason) = if out {
+            (ShardState::Drained, "registered, and asked to stay out since before")
+        } else {
+            (ShardState::Up, "registered")
+        };
         let shard = ShardRecord {
             id: c.id.clone(),
             node: node.id.clone(),
@@ -292,14 +303,17 @@ impl State {
             incarnation: index,
             addresses: c.addresses.clone(),
             capacity_bytes: c.capacity_bytes,
-            state: ShardState::Up.into(),
+            state: state.into(),
             since_ms: self.log_time_ms,
-            reason: "registered".into(),
+            reason: reason.into(),
+            out,
+            downs: known.as_ref().map_or(0, |old| old.downs),
+            last_down_ms: known.as_ref().map_or(0, |old| old.last_down_ms),
         };
         self.shards.insert(c.id.clone(), Arc::new(shard.clone()));
         self.decide(
             index,
-            format!("shard {} is Up as incarnation {index}", c.id),
+            format!("shard {} is {} as incarnation {index}", c.id, state.word()),
             format!("boot {}", c.boot_id),
         );
         self.take_out(&c.pool, number);
@@ -310,36 +324,9 @@ impl State {
         Ok(outcome)
     }
 
-    fn shard_down(&mut self, index: u64, c: &ShardDown) -> Step {
-        let Some(shard) = self.shards.get_mut(&c.id) else {
-            return refuse(Refusal::UnknownShard, format!("shard {:?} is not registered", c.id));
-        };
-        if shard.incarnation != c.incarnation {
-            let message = format!(
-                "shard {} is incarnation {}, not {}",
-                c.id, shard.incarnation, c.incarnation
-            );
-            return refuse(Refusal::StaleIncarnation, message);
-        }
-        if shard.state() == ShardState::Down {
-            let pool = shard.pool.clone();
-            return Ok(self.outcome(Vec::new(), Some(&pool)));
-        }
-        let shard = Arc::make_mut(shard);
-        shard.set_state(ShardState::Down);
-        shard.since_ms = self.log_time_ms;
-        shard.reason = cut(&c.reason);
-        let shard = shard.clone();
-        self.decide(index, format!("shard {} is Down", c.id), shard.reason.clone());
-        self.take_out(&shard.pool, shard.number);
-        let mut records = vec![Record::Shard(shard.clone())];
-        records.extend(self.slot_map(&shard.pool).map(Record::Slots));
-        Ok(self.outcome(records, Some(&shard.pool)))
-    }
-
     /// Takes a shard out of every list of its pool; in-sync copies move to the front. The epoch grows even when no list
     /// changes, since the map names incarnations.
-    fn take_out(&mut self, pool: &str, number: u32) {
+    pub(crate) fn take_out(&mut self, pool: &str, number: u32) {
         let Some(pool) = self.pools.get_mut(pool) else {
             return;
         };
@@ -369,7 +356,8 @@ impl State {
         check_ranges(&c.ranges)?;
         self.check_copies(&c.pool, &c.ranges)?;
         let mut ranges = c.ranges.iter().peekable();
-        let mut lost = None;
+        let out: BTreeSet<u32> = self.shards.values().filter(|s| s.out).map(|s| s.number).collect();
+        let (mut lost, mut leaving) = (None, None);
         table.rewrite(|slot, old| {
             let slot = u32::from(slot);
             while ranges.next_if(|r| r.last < slot).is_some() {}
@@ -386,8 +374,18 @@ impl State {
             if old.iter().any(|c| c.in_sync) && !list.iter().any(|c| c.in_sync) {
                 lost.get_or_insert(slot);
             }
+            let new = |c: &&SlotCopy| !old.iter().any(|o| o.shard == c.shard);
+            if let Some(c) = list.iter().filter(new).find(|c| out.contains(&c.shard)) {
+                leaving.get_or_insert(c.shard);
+            }
             Some(list)
         });
+        if let Some(number) = leaving {
+            return refuse(
+                Refusal::Invalid,
+                format!("the plan gives slots to shard number {number}, which was asked to leave"),
+            );
+        }
         if let Some(slot) = lost {
             return refuse(
                 Refusal::Invalid,
@@ -413,10 +411,7 @@ impl State {
     }
 
     fn check_copies(&self, pool: &str, ranges: &[SlotRange]) -> Result<(), (Refusal, String)> {
-        let of_pool = self
-            .shards
-            .values()
-            .filter(|s| s.pool == pool && s.state() == ShardState::Up);
+        let of_pool = self.shards.values().filter(|s| s.pool == pool && s.is_up());
         let up: BTreeSet<u32> = of_pool.map(|s| s.number).collect();
         match ranges.iter().flat_map(|r| &r.copies).find(|c| !up.contains(&c.shard)) {
             Some(c) => refuse(
@@ -431,7 +426,7 @@ impl State {
         let Some(shard) = self.shards.get(&c.shard).cloned() else {
             return refuse(Refusal::UnknownShard, format!("shard {:?} is not registered", c.shard));
         };
-        if shard.incarnation != c.incarnation || shard.state() != ShardState::Up {
+        if shard.incarnation != c.incarnation || !shard.is_up() {
             let message = format!(
                 "shard {} is {} as incarnation {}",
                 c.shard,
@@ -535,15 +530,12 @@ impl State {
         self.pools.get(pool).map(|p| (p.epoch, &p.table))
     }
 
-    /// The slot map that shards and proxies route by: shards that are Up, and every slot's list.
+    /// The slot map that shards and proxies route by: shards whose incarnation is in force, and every slot's list.
     #[must_use]
     pub fn slot_map(&self, pool: &str) -> Option<SlotMap> {
         let p = self.pools.get(pool)?;
         let cluster = self.cluster.as_ref()?;
-        let shards = self
-            .shards
-            .values()
-            .filter(|s| s.pool == pool && s.state() == ShardState::Up);
+        let shards = self.shards.values().filter(|s| s.pool == pool && s.is_up());
         Some(SlotMap {
             pool: pool.to_owned(),
             cluster_id: cluster.cluster_id.clone(),
@@ -602,7 +594,7 @@ fn map_shard(s: &ShardRecord, dropped_at: Option<u64>) -> MapShard {
         incarnation: s.incarnation,
         node: s.node.clone(),
         peer: s.addresses.as_ref().map_or_else(String::new, |a| a.peer.clone()),
-        up: s.state() == ShardState::Up,
+        up: s.is_up(),
         dropped_at: dropped_at.unwrap_or(0),
     }
 }

@@ -5,8 +5,10 @@
 
 mod common;
 
-use common::{Driver, create, down, every_slot, in_sync, plan, range, register};
-use kvpool_state::command::{AdmitMember, ConfigureGroup, ConfigurePool, RegisterShard, Response, StateHash, decode};
+use common::{Driver, create, down, drain, drained, every_slot, in_sync, lost, plan, range, register, remove};
+use kvpool_state::command::{
+    AdmitMember, ConfigureGroup, ConfigurePool, RegisterShard, ReleaseBrake, Response, StateHash, decode,
+};
 use kvpool_state::records::{
     ClusterRecord, Decision, Event, MapShard, MemberRecord, MemberRole, NodeRecord, PoolRecord, Record, RequestId,
     ShardAddresses, ShardRecord, ShardState, SlotCopy, SlotMap, SlotRange,
@@ -115,6 +117,17 @@ fn commands() -> Vec<(&'static str, Command)> {
                 hash: vec![7; 32],
             }),
         ),
+        ("ShardLost", lost("s1", 12)),
+        ("DrainShard", drain("s1", true)),
+        ("ShardDrained", drained("s1", 12)),
+        ("RemoveShard", remove("s1")),
+        (
+            "ReleaseBrake",
+            Command::ReleaseBrake(ReleaseBrake {
+                pool: "main".into(),
+                for_ms: 600_000,
+            }),
+        ),
     ]
 }
 
@@ -131,6 +144,18 @@ fn shard() -> ShardRecord {
         state: ShardState::Down.into(),
         since_ms: 1_700_000_000_000,
         reason: "no heartbeat".into(),
+        ..ShardRecord::default()
+    }
+}
+
+/// The fields that part 2 added.
+fn shard_of_part_2() -> ShardRecord {
+    ShardRecord {
+        state: ShardState::Draining.into(),
+        out: true,
+        downs: 3,
+        last_down_ms: 1_700_000_000_001,
+        ..shard()
     }
 }
 
@@ -211,11 +236,22 @@ fn records() -> Vec<(&'static str, Record)> {
                 name: "main".into(),
                 factor: 2,
                 generation: 1,
+                ..PoolRecord::default()
             }),
         ),
         ("SlotMap", Record::Slots(slot_map())),
         ("MemberRecord", Record::Member(member)),
         ("ClusterRecord 2", Record::Cluster(grown)),
+        ("ShardRecord of part 2", Record::Shard(shard_of_part_2())),
+        (
+            "PoolRecord of part 2",
+            Record::Pool(PoolRecord {
+                name: "main".into(),
+                factor: 2,
+                generation: 1,
+                brake_released_until_ms: 1_700_000_000_002,
+            }),
+        ),
     ]
 }
 

@@ -5,8 +5,8 @@
 
 mod common;
 
-use common::{config, create, down, in_sync, plan, range, register};
-use kvpool_state::command::{AdmitMember, ConfigureGroup, ConfigurePool};
+use common::{config, create, down, drain, drained, in_sync, lost, plan, range, register, remove};
+use kvpool_state::command::{AdmitMember, ConfigureGroup, ConfigurePool, ReleaseBrake};
 use kvpool_state::records::{MemberRole, Record, RequestId, ShardState, SlotCopy, SlotRange};
 use kvpool_state::table::MAX_COPIES;
 use kvpool_state::{Applied, Command, Refusal, SLOTS, SlotTable, State};
@@ -29,6 +29,25 @@ enum Op {
     Down {
         shard: u8,
         stale: bool,
+    },
+    Lost {
+        shard: u8,
+        stale: bool,
+    },
+    Drain {
+        shard: u8,
+        out: bool,
+    },
+    Drained {
+        shard: u8,
+        stale: bool,
+    },
+    Remove {
+        shard: u8,
+    },
+    Release {
+        pool: u8,
+        for_ms: u64,
     },
     Plan {
         pool: u8,
@@ -79,6 +98,11 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (0u8..6, 0u8..4, 0u8..2, any::<u8>())
             .prop_map(|(shard, node, pool, boot)| Op::Register { shard, node, pool, boot }),
         2 => (0u8..6, any::<bool>()).prop_map(|(shard, stale)| Op::Down { shard, stale }),
+        2 => (0u8..6, any::<bool>()).prop_map(|(shard, stale)| Op::Lost { shard, stale }),
+        3 => (0u8..6, prop::bool::weighted(0.7)).prop_map(|(shard, out)| Op::Drain { shard, out }),
+        3 => (0u8..6, prop::bool::weighted(0.1)).prop_map(|(shard, stale)| Op::Drained { shard, stale }),
+        2 => (0u8..6).prop_map(|shard| Op::Remove { shard }),
+        1 => (0u8..3, any::<u64>()).prop_map(|(pool, for_ms)| Op::Release { pool, for_ms }),
         5 => (0u8..2, prop::bool::weighted(0.1), ranges)
             .prop_map(|(pool, stale, ranges)| Op::Plan { pool, stale, ranges }),
         5 => (0u8..6, 0u8..2, prop::bool::weighted(0.1), prop::bool::weighted(0.2), prop::collection::vec(span, 0..4))
@@ -151,11 +175,19 @@ fn command(state: &State, op: &Op) -> Option<Command> {
             &format!("b{boot}"),
         ),
         Op::Down { shard, stale } => down(&format!("s{shard}"), incarnation(*shard, *stale)),
+        Op::Lost { shard, stale } => lost(&format!("s{shard}"), incarnation(*shard, *stale)),
+        Op::Drain { shard, out } => drain(&format!("s{shard}"), *out),
+        Op::Drained { shard, stale } => drained(&format!("s{shard}"), incarnation(*shard, *stale)),
+        Op::Remove { shard } => remove(&format!("s{shard}")),
+        Op::Release { pool, for_ms } => Command::ReleaseBrake(ReleaseBrake {
+            pool: pool_name(*pool).into(),
+            for_ms: *for_ms,
+        }),
         Op::Plan { pool, stale, ranges } => {
             let spans = spans(&ranges.iter().map(|(first, len, _)| (*first, *len)).collect::<Vec<_>>());
             let up: Vec<u32> = state
                 .shards()
-                .filter(|s| s.pool == pool_name(*pool) && s.state() == ShardState::Up)
+                .filter(|s| s.pool == pool_name(*pool) && s.is_up())
                 .map(|s| s.number)
                 .collect();
             let shards = |picks: &[u8]| -> Vec<u32> {
@@ -233,10 +265,7 @@ fn check(before: &State, after: &State, applied: &Applied) {
         let maps = (before.slot_map(&pool.name), after.slot_map(&pool.name));
         assert!(is.0 > was.0 || maps.0 == maps.1, "the map changed within one epoch");
     }
-    for shard in before.shards() {
-        let now = after.shard(&shard.id).expect("shards stay");
-        assert!(now.incarnation >= shard.incarnation && now.number == shard.number && now.pool == shard.pool);
-    }
+    check_members(before, after);
     let numbers: BTreeSet<u32> = after.shards().map(|s| s.number).collect();
     assert_eq!(numbers.len(), after.shards().count(), "shard numbers are unique");
     check_group(before, after);
@@ -266,11 +295,50 @@ fn check_group(before: &State, after: &State) {
     assert!(after.members().is_sorted_by_key(|m| m.role() == MemberRole::Idle));
 }
 
+/// Which state may follow which; an incarnation only grows, and what was removed comes back under a new number.
+fn check_members(before: &State, after: &State) {
+    use ShardState::{Down, Drained, Draining, Up};
+    for shard in before.shards() {
+        let Some(now) = after.shard(&shard.id) else {
+            assert!(matches!(shard.state(), Down | Drained), "{shard:?} was removed");
+            continue;
+        };
+        assert!(now.incarnation >= shard.incarnation && now.number == shard.number && now.pool == shard.pool);
+        let registered = now.incarnation > shard.incarnation;
+        let may = match (shard.state(), now.state()) {
+            (a, b) if a == b => true,
+            (_, Up) if registered => !shard.out,
+            (_, Drained) if registered => shard.out,
+            (Up, Draining) | (Draining, Drained) | (Draining | Drained, Up) => now.out != shard.out || now.out,
+            (Up | Draining | Drained, Down) => !registered,
+            _ => false,
+        };
+        assert!(may, "{shard:?} became {now:?}");
+        assert!(!registered || now.out == shard.out, "only a person changes that");
+    }
+    for now in after.shards() {
+        assert!(matches!(now.state(), Up | Down | Draining | Drained));
+        assert!(now.out || !matches!(now.state(), Draining | Drained), "{now:?}");
+        assert!(!now.out || now.state() != Up, "{now:?}");
+        if before.shard(&now.id).is_none() {
+            assert!(before.shards().all(|s| s.number < now.number), "a number is given once");
+            assert!(now.state() == Up, "{now:?}");
+        }
+        let copies = |state: &State| state.copies_of(&now.pool, now.number);
+        assert!(now.state() != Drained || copies(after) == 0, "{now:?} holds copies");
+        let was_out = before.shard(&now.id).is_some_and(|s| s.out);
+        assert!(
+            !now.out || !was_out || copies(after) <= copies(before),
+            "{now:?} got copies"
+        );
+    }
+}
+
 fn check_lists(state: &State) {
     for pool in state.pools() {
         let up: BTreeSet<u32> = state
             .shards()
-            .filter(|s| s.pool == pool.name && s.state() == ShardState::Up)
+            .filter(|s| s.pool == pool.name && s.is_up())
             .map(|s| s.number)
             .collect();
         for range in state.slot_map(&pool.name).unwrap().ranges {
@@ -295,7 +363,11 @@ fn check_events(before: &State, after: &State, applied: &Applied) {
     for event in &applied.events {
         assert_eq!(event.revision, applied.response.revision);
         let record = event.record.clone().unwrap();
-        mirror.insert(key(&record), record);
+        match &record {
+            // The last word about it: lists don't show it any more.
+            Record::Shard(shard) if shard.state() == ShardState::Removed => mirror.remove(&key(&record)),
+            _ => mirror.insert(key(&record), record),
+        };
     }
     let records: std::collections::BTreeMap<_, _> = after.records().into_iter().map(|r| (key(&r), r)).collect();
     assert_eq!(mirror, records);

@@ -2,7 +2,9 @@
 
 #![allow(dead_code)] // each test binary uses a part
 
-use kvpool_state::command::{CreateCluster, PlanSlots, RegisterShard, ShardDown, SlotsInSync};
+use kvpool_state::command::{
+    CreateCluster, DrainShard, PlanSlots, RegisterShard, RemoveShard, ShardDown, ShardDrained, ShardLost, SlotsInSync,
+};
 use kvpool_state::records::{NodeRecord, RequestId, ShardAddresses, SlotCopy, SlotRange};
 use kvpool_state::{Applied, Command, Refusal, SLOTS, State};
 use proptest::prelude::ProptestConfig;
@@ -60,6 +62,33 @@ pub fn down(id: &str, incarnation: u64) -> Command {
         incarnation,
         reason: "no heartbeat".into(),
     })
+}
+
+pub fn lost(id: &str, incarnation: u64) -> Command {
+    Command::ShardLost(ShardLost {
+        id: id.into(),
+        incarnation,
+        reason: "no heartbeat".into(),
+    })
+}
+
+pub fn drain(id: &str, out: bool) -> Command {
+    Command::DrainShard(DrainShard {
+        id: id.into(),
+        out,
+        why: "test".into(),
+    })
+}
+
+pub fn drained(id: &str, incarnation: u64) -> Command {
+    Command::ShardDrained(ShardDrained {
+        id: id.into(),
+        incarnation,
+    })
+}
+
+pub fn remove(id: &str) -> Command {
+    Command::RemoveShard(RemoveShard { id: id.into() })
 }
 
 pub fn range(first: u32, last: u32, shards: &[u32]) -> SlotRange {
