@@ -7,7 +7,10 @@ use crate::metric_definitions as m;
 use crate::watch::{WatchFilter, WatchStream};
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::cluster_client::ClusterClient;
-use kvpool_proto::v1::{ConfigurePoolRequest, Kind, ListReply, ListRequest, StatusReply, StatusRequest};
+use kvpool_proto::v1::{
+    ConfigurePoolRequest, DrainShardRequest, Kind, ListReply, ListRequest, ReleaseBrakeRequest, RemoveShardRequest,
+    StatusReply, StatusRequest,
+};
 use kvpool_proto::{JoinToken, Timing, limits};
 use kvpool_state::Response;
 use kvpool_state::records::{Record, RequestId};
@@ -107,6 +110,58 @@ impl Client {
         self.call("configure_pool", |mut c: Cluster| {
             let request = request.clone();
             async move { c.configure_pool(request).await }
+        })
+        .await
+    }
+
+    /// Asks a shard to leave, or (`out` false) takes that back. It has left when its state is Drained. A refusal by the state is
+    /// in the response.
+    ///
+    /// # Errors
+    /// [`ClientError`]; after [`ClientError::Deadline`] the change may or may not have happened.
+    pub async fn drain_shard(&self, shard: &str, out: bool, why: &str) -> Result<Response, ClientError> {
+        let request = DrainShardRequest {
+            request_id: Some(self.request_id()),
+            shard: shard.to_owned(),
+            out,
+            why: why.to_owned(),
+        };
+        self.call("drain_shard", |mut c: Cluster| {
+            let request = request.clone();
+            async move { c.drain_shard(request).await }
+        })
+        .await
+    }
+
+    /// Forgets a shard that is Drained or Down and whose process is gone. A refusal by the state is in the response.
+    ///
+    /// # Errors
+    /// [`ClientError`]; it says so when the process still runs.
+    pub async fn remove_shard(&self, shard: &str) -> Result<Response, ClientError> {
+        let request = RemoveShardRequest {
+            request_id: Some(self.request_id()),
+            shard: shard.to_owned(),
+        };
+        self.call("remove_shard", |mut c: Cluster| {
+            let request = request.clone();
+            async move { c.remove_shard(request).await }
+        })
+        .await
+    }
+
+    /// Lets any number of shards of a pool be declared Down for a while (milliseconds, at most an hour).
+    ///
+    /// # Errors
+    /// [`ClientError`]; after [`ClientError::Deadline`] the change may or may not have happened.
+    pub async fn release_brake(&self, pool: &str, for_ms: u64) -> Result<Response, ClientError> {
+        let request = ReleaseBrakeRequest {
+            request_id: Some(self.request_id()),
+            pool: pool.to_owned(),
+            for_ms,
+        };
+        self.call("release_brake", |mut c: Cluster| {
+            let request = request.clone();
+            async move { c.release_brake(request).await }
         })
         .await
     }

@@ -10,7 +10,7 @@ use crate::reports::Reports;
 use kvpool_proto::limits;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::nodes_client::NodesClient;
-use kvpool_proto::v1::{self, Heartbeat, SessionDown, SessionUp, Welcome, session_down, session_up};
+use kvpool_proto::v1::{self, Heartbeat, PeerReport, SessionDown, SessionUp, Welcome, session_down, session_up};
 use kvpool_state::records::{NodeRecord, ShardAddresses, SlotRange};
 use parking_lot::Mutex;
 use std::future::Future;
@@ -38,12 +38,20 @@ pub struct ShardHello {
 }
 
 /// What a heartbeat tells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardSummary {
     pub used_bytes: u64,
     /// Epoch of the slot map that the shard holds.
     pub epoch: u64,
+    /// Other shards that don't answer it, the longest silent first; the first 16 are told.
+    pub unreachable: Vec<PeerReport>,
+    /// How many don't answer it, and how many it knows in all.
+    pub unreachable_peers: u32,
+    pub peers: u32,
 }
+
+/// Reports in one heartbeat: the leader looks at no more.
+pub const MAX_PEER_REPORTS: usize = 16;
 
 /// Where the session stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -337,10 +345,13 @@ where
     }
 
     fn send_heartbeat(&self, open: &Open) -> bool {
-        let summary = *self.summary.borrow();
+        let summary = self.summary.borrow().clone();
         let heartbeat = Heartbeat {
             used_bytes: summary.used_bytes,
             epoch: summary.epoch,
+            unreachable: summary.unreachable.into_iter().take(MAX_PEER_REPORTS).collect(),
+            unreachable_peers: summary.unreachable_peers,
+            peers: summary.peers,
         };
         open.up
             .try_send(SessionUp {

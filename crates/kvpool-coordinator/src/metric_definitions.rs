@@ -38,6 +38,10 @@ pub const MAILBOX_REFUSED: &str = "kvpool_coordinator_mailbox_refused_total";
 pub const ACTOR_RESTARTS: &str = "kvpool_coordinator_actor_restarts_total";
 /// Shards declared Down, by cause.
 pub const SHARDS_DOWN: &str = "kvpool_coordinator_shards_down_total";
+/// 1 while the mass-failure brake of a pool keeps shards from being declared Down.
+pub const BRAKE_HELD: &str = "kvpool_coordinator_brake_held";
+/// Shards of a pool by state, as people see them: Joining, Up, Suspect, Down, Draining, Drained.
+pub const SHARDS: &str = "kvpool_coordinator_shards";
 /// Slots of a pool, by state: in_sync, under_replicated, unserved, filling.
 pub const SLOTS: &str = "kvpool_coordinator_slots";
 /// Epoch of a pool's slot map.
@@ -66,6 +70,8 @@ pub fn describe_metrics() {
     describe_counter!(MAILBOX_REFUSED, "Messages refused by a full gate");
     describe_counter!(ACTOR_RESTARTS, "Actors restarted after a failure");
     describe_counter!(SHARDS_DOWN, "Shards declared Down, by cause");
+    describe_gauge!(BRAKE_HELD, "1 while the mass-failure brake is held");
+    describe_gauge!(SHARDS, "Shards of a pool by state");
     describe_gauge!(SLOTS, "Slots of a pool by state");
     describe_gauge!(EPOCH, "Epoch of a pool's slot map");
     describe_counter!(VIOLATIONS, "Breaches of a rule; must stay 0");

@@ -1,11 +1,13 @@
 //! The status in words: what is degraded and why. Made from state, raft's status and what this member has observed; the
 //! leader knows most, so a follower asks it.
 
+mod shards;
+
 use crate::core::Core;
 use crate::metric_definitions as m;
 use kvpool_proto::v1::{Condition, MemberStatus, PoolStatus, StatusReply};
 use kvpool_raft::Status;
-use kvpool_state::records::{PoolRecord, ShardRecord, ShardState};
+use kvpool_state::records::PoolRecord;
 use kvpool_state::{SLOTS, State};
 use std::collections::BTreeMap;
 
@@ -35,6 +37,7 @@ pub(crate) fn report(core: &Core) -> StatusReply {
         ));
     }
     member_conditions(&members, raft.is_leader(), &mut conditions);
+    let suspects = duty.as_ref().map(|d| d.suspects()).unwrap_or_default();
     core.replica.read(|state| {
         reply.revision = state.revision();
         match state.cluster() {
@@ -46,9 +49,10 @@ pub(crate) fn report(core: &Core) -> StatusReply {
             )),
         }
         reply.shards = state.shards().cloned().collect();
+        reply.shard_status = shards::status(state, &suspects);
         reply.pools = state.pools().map(|p| pool_status(state, p)).collect();
     });
-    shard_conditions(&reply.shards, &mut conditions);
+    shards::conditions(&suspects, &reply.shards, &mut conditions);
     let placements = duty.as_ref().map(|d| d.placements.lock().clone()).unwrap_or_default();
     for pool in &mut reply.pools {
         let placement = placements.get(&pool.name).cloned().unwrap_or_default();
@@ -59,11 +63,18 @@ pub(crate) fn report(core: &Core) -> StatusReply {
             .map(|s| format!("{} ({} slots)", s.rule.words(), s.slots));
         pool_conditions(pool, &words.collect::<Vec<_>>().join("; "), &mut conditions);
     }
+    let held = duty.as_ref().map(|d| d.held.lock().clone()).unwrap_or_default();
+    for (pool, held) in held {
+        conditions.push(Condition {
+            since_ms: held.since_ms,
+            ..condition("mass_failure", &pool, &held.words)
+        });
+    }
     for (actor, failing) in core.conditions.failing() {
         conditions.push(condition("actor_failing", &actor, &failing.message));
     }
     if let Some(duty) = &duty {
-        silent_shards(core, duty, &reply.shards, &mut conditions);
+        shards::unheard(duty, &suspects, &reply.shards, &mut conditions);
     }
     reply.members = members;
     reply.healthy = conditions.is_empty();
@@ -124,51 +135,13 @@ fn member_conditions(members: &[MemberStatus], leads: bool, out: &mut Vec<Condit
     }
 }
 
-fn shard_conditions(shards: &[ShardRecord], out: &mut Vec<Condition>) {
-    for shard in shards.iter().filter(|s| s.state() != ShardState::Up) {
-        let text = format!(
-            "shard {} on node {} is {}: {}",
-            shard.id,
-            shard.node,
-            shard.state().word(),
-            shard.reason
-        );
-        out.push(Condition {
-            since_ms: shard.since_ms,
-            ..condition("shard_down", &shard.id, &text)
-        });
-    }
-}
-
-/// Shards that are Up in the state and have no session now.
-fn silent_shards(core: &Core, duty: &crate::actors::Duty, shards: &[ShardRecord], out: &mut Vec<Condition>) {
-    for shard in shards.iter().filter(|s| s.state() == ShardState::Up) {
-        let seen = duty
-            .observed
-            .get(&shard.id)
-            .filter(|s| s.incarnation == shard.incarnation);
-        let text = match seen {
-            Some(seen) if seen.broken.is_none() && seen.heard.elapsed() < core.timing.lease() / 2 => continue,
-            Some(seen) => format!(
-                "shard {} was heard {} ms ago",
-                shard.id,
-                seen.heard.elapsed().as_millis()
-            ),
-            None => format!("shard {} has not come to this leader yet", shard.id),
-        };
-        out.push(condition("shard_silent", &shard.id, &text));
-    }
-}
-
 pub(crate) fn pool_status(state: &State, pool: &PoolRecord) -> PoolStatus {
     let mut status = PoolStatus {
         name: pool.name.clone(),
         factor: pool.factor,
         ..PoolStatus::default()
     };
-    let shards = state
-        .shards()
-        .filter(|s| s.pool == pool.name && s.state() == ShardState::Up);
+    let shards = state.shards().filter(|s| s.pool == pool.name && s.is_up());
     status.shards_up = u32::try_from(shards.count()).unwrap_or(u32::MAX);
     let Some((epoch, table)) = state.slot_table(&pool.name) else {
         return status;
@@ -212,7 +185,11 @@ fn pool_conditions(pool: &PoolStatus, why: &str, out: &mut Vec<Condition>) {
 /// Gauges that are cheapest to set now and then.
 pub(crate) fn set_gauges(core: &Core) {
     let raft = core.status();
-    let pools: Vec<PoolStatus> = core.replica.read(|s| s.pools().map(|p| pool_status(s, p)).collect());
+    let suspects = core.duty.borrow().as_ref().map(|d| d.suspects()).unwrap_or_default();
+    let pools: Vec<PoolStatus> = core.replica.read(|s| {
+        shards::set_gauges(s, &suspects);
+        s.pools().map(|p| pool_status(s, p)).collect()
+    });
     metrics::gauge!(m::IS_LEADER).set(f64::from(u8::from(raft.is_leader())));
     #[allow(clippy::cast_precision_loss)]
     metrics::gauge!(m::TERM).set(raft.term as f64);

@@ -1,6 +1,16 @@
-//! When a shard is Down, and who may have a session: the leader's judgement from heartbeats and broken sessions.
+//! When a shard is suspected and when it is Down, and who may have a session: the leader's judgement from heartbeats, broken
+//! sessions and what other shards report.
+//!
+//! | evidence | judgement |
+//! | --- | --- |
+//! | silent for a lease | Down |
+//! | session broken and not resumed for the grace | Down |
+//! | silent for half a lease, and out of reach of two others on different nodes | Down |
+//! | out of reach of two others for the grace, but heard by the leader | suspect, demoted: others go before it in lists |
+//! | silent for half a lease, or session broken | suspect: it gets nothing new |
 //!
 //! Invariants:
+//! - Reports alone never make a shard Down. A reporter that can't reach most of the others is not counted: its own link is bad.
 //! - Nobody is declared Down within one lease of the leader's start: it has heard nobody yet (fault O38).
 //! - Nobody is declared Down for silence while the leader itself was starved: then its clocks start again.
 //! - A verdict names the incarnation it is about; hearing of another incarnation is no evidence for this one.
@@ -25,16 +35,100 @@ impl Limits {
     fn starved_ms(&self) -> u64 {
         self.tick_ms.saturating_add(self.lease_ms / 4)
     }
+
+    /// A shard that was not heard for this long is late.
+    fn late_ms(&self) -> u64 {
+        self.lease_ms / 2
+    }
+}
+
+/// Fewer reporters are no evidence: one link may be bad.
+pub const REPORTERS: u32 = 2;
+
+/// What one shard says of another one that it can't reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report<'a> {
+    pub reporter: &'a str,
+    /// Node of the reporter: several shards of one node are one witness.
+    pub node: &'a str,
+    /// How long the reporter has had no answer.
+    pub for_ms: u64,
+    /// Others that the reporter can't reach, and all that it knows.
+    pub unreachable: u32,
+    pub peers: u32,
+}
+
+/// What all reports about a shard come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accusation {
+    /// Independent reporters that can't reach it now.
+    pub reporters: u32,
+    /// Of these, those that have not reached it for the grace.
+    pub lasting: u32,
+}
+
+/// Counts the witnesses in reports about one incarnation.
+#[must_use]
+pub fn accusation<'a>(reports: impl IntoIterator<Item = Report<'a>>, limits: &Limits) -> Accusation {
+    let mut nodes: BTreeMap<&str, u64> = BTreeMap::new();
+    for report in reports {
+        // Who misses most of the others is cut off itself.
+        let cut_off = report.unreachable.saturating_mul(2) > report.peers;
+        if !cut_off {
+            let longest = nodes.entry(report.node).or_default();
+            *longest = (*longest).max(report.for_ms);
+        }
+    }
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Accusation {
+        reporters: count(nodes.len()),
+        lasting: count(nodes.values().filter(|ms| **ms >= limits.broken_grace_ms).count()),
+    }
+}
+
+/// Why a shard is suspected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspicion {
+    Late { silent_ms: u64 },
+    Broken { since_ms: u64 },
+    Unreachable { reporters: u32 },
+}
+
+impl Suspicion {
+    /// The reason for people.
+    #[must_use]
+    pub fn words(self) -> String {
+        match self {
+            Suspicion::Late { silent_ms } => format!("no heartbeat for {silent_ms} ms"),
+            Suspicion::Broken { since_ms } => format!("its session broke {since_ms} ms ago"),
+            Suspicion::Unreachable { reporters } => {
+                format!("{reporters} other shards can't reach it, though the coordinator can")
+            }
+        }
+    }
+
+    /// Whether others are to go before it in slot lists.
+    #[must_use]
+    pub fn demotes(self) -> bool {
+        matches!(self, Suspicion::Unreachable { .. })
+    }
+
+    /// Whether it may be Down soon: this counts for the mass-failure brake.
+    #[must_use]
+    pub fn out_of_contact(self) -> bool {
+        !self.demotes()
+    }
 }
 
 /// What was seen of a shard last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
     /// Incarnation that the session was for.
     pub incarnation: u64,
     pub heard_ms: u64,
     /// Since when there is no session; `None` while there is one.
     pub broken_ms: Option<u64>,
+    pub accused: Accusation,
 }
 
 /// Why a shard is Down.
@@ -42,6 +136,7 @@ pub struct Evidence {
 pub enum Cause {
     LeaseExpired { silent_ms: u64 },
     SessionBroken { since_ms: u64 },
+    PeersAgree { silent_ms: u64, reporters: u32 },
 }
 
 impl Cause {
@@ -51,6 +146,9 @@ impl Cause {
         match self {
             Cause::LeaseExpired { silent_ms } => format!("lease expired: no heartbeat for {silent_ms} ms"),
             Cause::SessionBroken { since_ms } => format!("session broken and not resumed for {since_ms} ms"),
+            Cause::PeersAgree { silent_ms, reporters } => {
+                format!("no heartbeat for {silent_ms} ms, and {reporters} other shards can't reach it")
+            }
         }
     }
 
@@ -60,6 +158,7 @@ impl Cause {
         match self {
             Cause::LeaseExpired { .. } => "lease_expired",
             Cause::SessionBroken { .. } => "session_broken",
+            Cause::PeersAgree { .. } => "peers_agree",
         }
     }
 }
@@ -77,6 +176,9 @@ struct Watched {
     incarnation: u64,
     heard_ms: u64,
     broken_ms: Option<u64>,
+    accused: Accusation,
+    /// Demoted until then: for a lease after the last accusation, so that lists don't change to and fro.
+    demoted_until_ms: u64,
 }
 
 /// The failure detector for the shards of a node.
@@ -114,6 +216,8 @@ impl FailureDetector {
                     incarnation,
                     heard_ms: now_ms,
                     broken_ms: None,
+                    accused: Accusation::default(),
+                    demoted_until_ms: 0,
                 };
                 self.watched.insert(shard.to_owned(), fresh);
             }
@@ -134,6 +238,7 @@ impl FailureDetector {
         {
             w.heard_ms = w.heard_ms.max(evidence.heard_ms);
             w.broken_ms = evidence.broken_ms;
+            w.accused = evidence.accused;
         }
     }
 
@@ -143,6 +248,10 @@ impl FailureDetector {
         self.last_tick_ms = self.last_tick_ms.max(now_ms);
         if late {
             self.floor_ms = self.floor_ms.max(now_ms);
+        } else {
+            let until = now_ms.saturating_add(self.limits.lease_ms);
+            let accused = self.watched.values_mut().filter(|w| w.accused.lasting >= REPORTERS);
+            accused.for_each(|w| w.demoted_until_ms = until);
         }
         if late || now_ms < self.not_before_ms {
             return Vec::new();
@@ -160,11 +269,40 @@ impl FailureDetector {
 
     fn judge(&self, w: &Watched, now_ms: u64) -> Option<Cause> {
         let since = |t: u64| now_ms.saturating_sub(t.max(self.floor_ms));
+        let silent_ms = since(w.heard_ms);
         let broken = w.broken_ms.map(since).filter(|ms| *ms >= self.limits.broken_grace_ms);
-        let silent = Some(since(w.heard_ms)).filter(|ms| *ms >= self.limits.lease_ms);
-        broken
-            .map(|since_ms| Cause::SessionBroken { since_ms })
-            .or(silent.map(|silent_ms| Cause::LeaseExpired { silent_ms }))
+        let reporters = w.accused.reporters;
+        if let Some(since_ms) = broken {
+            Some(Cause::SessionBroken { since_ms })
+        } else if silent_ms >= self.limits.lease_ms {
+            Some(Cause::LeaseExpired { silent_ms })
+        } else if silent_ms >= self.limits.late_ms() && reporters >= REPORTERS {
+            Some(Cause::PeersAgree { silent_ms, reporters })
+        } else {
+            None
+        }
+    }
+
+    /// The shards that are suspected as of `now_ms`, as the last tick saw them. One that should be Down is among them.
+    pub fn suspects(&self, now_ms: u64) -> impl Iterator<Item = (&str, Suspicion)> {
+        self.watched.iter().filter_map(move |(shard, w)| {
+            let since = |t: u64| now_ms.saturating_sub(t.max(self.floor_ms));
+            let silent_ms = since(w.heard_ms);
+            let suspicion = if let Some(broken) = w.broken_ms {
+                Suspicion::Broken {
+                    since_ms: since(broken),
+                }
+            } else if silent_ms >= self.limits.late_ms() {
+                Suspicion::Late { silent_ms }
+            } else if now_ms < w.demoted_until_ms {
+                Suspicion::Unreachable {
+                    reporters: w.accused.reporters,
+                }
+            } else {
+                return None;
+            };
+            Some((shard.as_str(), suspicion))
+        })
     }
 
     /// Names of the shards being watched.

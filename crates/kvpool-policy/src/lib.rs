@@ -3,4 +3,5 @@
 
 pub mod failure;
 pub mod group;
+pub mod membership;
 pub mod placement;

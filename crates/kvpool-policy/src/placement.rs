@@ -9,6 +9,9 @@
 //! - The one transfer primitive: a new copy enters at the end of a list as filling; lists are reordered among in-sync copies;
 //!   a surplus in-sync copy leaves only when `min(present, factor)` in-sync copies stay.
 //! - A slot without any in-sync copy gets its whole list at once (there is nothing to copy from).
+//! - A shard that leaves or is suspected gets nothing new; what leaves goes only when its successor is in-sync.
+//! - A shard that joins or returns never has more than its share of lists: that share bounds its part of new writes (fault O34),
+//!   and it is primary of a slot only once its copy is in-sync.
 //! - Equal input gives an equal plan.
 //!
 //! The work is bounded: some passes over the slots with logarithmic choices, and a capped search for the rest.
@@ -37,8 +40,22 @@ pub struct PlaceShard {
     pub zone: String,
     /// Weight of the shard: its quotas are proportional to it.
     pub capacity_bytes: u64,
-    /// Only shards that are up get or keep copies.
-    pub up: bool,
+    pub part: Part,
+}
+
+/// The part that a shard takes in placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// It gets and keeps copies.
+    In,
+    /// Suspected: it keeps what it has and gets nothing new.
+    Held,
+    /// As held, and in lists it stands behind copies that others can reach.
+    Demoted,
+    /// It is to end without copies. It keeps each until another one is in-sync in its place, and hands its primaries over first.
+    Leaving,
+    /// Down: no list names it.
+    Gone,
 }
 
 /// What a plan is made from.
@@ -176,9 +193,11 @@ fn target(input: &Input<'_>, fleet: &Fleet, factor: u32) -> Target {
 #[must_use]
 pub fn plan(input: &Input<'_>) -> Plan {
     let factor = input.factor.clamp(1, MAX_FACTOR);
-    let fleet = Fleet::new(input.shards);
+    let takes_part = |p: Part| matches!(p, Part::In | Part::Held | Part::Demoted);
+    let fleet = Fleet::new(input.shards, takes_part);
     let target = target(input, &fleet, factor);
-    let mut plan = step::next(input, &fleet, factor, &target.copies);
+    let present = Fleet::new(input.shards, |p| p != Part::Gone);
+    let mut plan = step::next(input, &present, factor, &step::goals(&target.copies, &fleet, &present));
     plan.shortfall = target.shortfall;
     plan
 }

@@ -1,9 +1,11 @@
 //! Plans as the replicated state applies them: registration, plan, report and loss go through log entries, and the state
 //! accepts every plan as it was made.
 
-use kvpool_policy::placement::{Input, PlaceShard, plan};
-use kvpool_state::command::{CreateCluster, PlanSlots, RegisterShard, ShardDown, SlotsInSync};
-use kvpool_state::records::{NodeRecord, ShardAddresses, ShardState, SlotRange};
+use kvpool_policy::placement::{Input, Part, PlaceShard, plan};
+use kvpool_state::command::{
+    CreateCluster, DrainShard, PlanSlots, RegisterShard, RemoveShard, ShardDown, ShardDrained, SlotsInSync,
+};
+use kvpool_state::records::{NodeRecord, ShardAddresses, SlotRange};
 use kvpool_state::{Command, Refusal, SLOTS, State};
 
 #[derive(Default)]
@@ -55,7 +57,11 @@ impl Pool {
                 node: s.node.clone(),
                 zone: String::new(),
                 capacity_bytes: s.capacity_bytes,
-                up: s.state() == ShardState::Up,
+                part: match s.state() {
+                    _ if !s.is_up() => Part::Gone,
+                    _ if s.out => Part::Leaving,
+                    _ => Part::In,
+                },
             })
             .collect();
         let (epoch, table) = self.state.slot_table("main").expect("the pool exists");
@@ -95,7 +101,7 @@ impl Pool {
         let up: Vec<(String, u64)> = self
             .state
             .shards()
-            .filter(|s| s.state() == ShardState::Up)
+            .filter(|s| s.is_up())
             .map(|s| (s.id.clone(), s.incarnation))
             .collect();
         for (shard, incarnation) in up {
@@ -169,6 +175,20 @@ fn a_pool_lives_through_first_boot_loss_return_and_growth() {
     pool.register(4);
     pool.settle();
     assert_eq!(pool.in_sync(), both);
+    // One leaves again: the state takes every step of it, and calls it Drained only then.
+    let leaver = pool.register(5);
+    pool.settle();
+    pool.apply(Command::DrainShard(DrainShard {
+        id: "s5".into(),
+        out: true,
+        why: "test".into(),
+    }));
+    pool.settle();
+    pool.apply(Command::ShardDrained(ShardDrained {
+        id: "s5".into(),
+        incarnation: leaver,
+    }));
+    pool.apply(Command::RemoveShard(RemoveShard { id: "s5".into() }));
     for shard in pool.state.shards() {
         let table = pool.state.slot_table("main").expect("the pool exists").1;
         let primary = table

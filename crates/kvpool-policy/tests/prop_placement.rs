@@ -6,7 +6,7 @@
 mod common;
 
 use common::{World, config, shard};
-use kvpool_policy::placement::{Input, PlaceShard, Rule, largest_remainder, plan};
+use kvpool_policy::placement::{Input, Part, PlaceShard, Rule, largest_remainder, plan};
 use kvpool_state::records::SlotCopy;
 use kvpool_state::{SLOTS, SlotTable};
 use proptest::prelude::*;
@@ -20,6 +20,7 @@ enum Change {
     },
     Down(usize),
     Back(usize),
+    Part(usize, Part),
     Factor(u32),
     Capacity(usize, u64),
     /// Steps of which only a part of the copies becomes complete, before the next change comes.
@@ -36,11 +37,21 @@ fn capacity() -> impl Strategy<Value = u64> {
     prop_oneof![4 => Just(64 * GIB), 2 => GIB..(512 * GIB), 1 => 0..GIB, 1 => Just(u64::MAX)]
 }
 
+fn part() -> impl Strategy<Value = Part> {
+    prop_oneof![
+        Just(Part::In),
+        Just(Part::Held),
+        Just(Part::Demoted),
+        Just(Part::Leaving)
+    ]
+}
+
 fn change() -> impl Strategy<Value = Change> {
     prop_oneof![
         3 => (0u32..24, capacity()).prop_map(|(node, capacity)| Change::Join { node, capacity }),
         3 => any::<usize>().prop_map(Change::Down),
         2 => any::<usize>().prop_map(Change::Back),
+        3 => (any::<usize>(), part()).prop_map(|(i, part)| Change::Part(i, part)),
         1 => (1u32..=4).prop_map(Change::Factor),
         1 => (any::<usize>(), capacity()).prop_map(|(i, c)| Change::Capacity(i, c)),
         2 => (1u8..4, 1u32..8).prop_map(|(steps, part)| Change::Work { steps, part }),
@@ -56,7 +67,11 @@ fn make(world: &mut World, change: &Change) {
             world.shards.push(shard(count as u32 + 1, node, zone, capacity));
         }
         Change::Down(i) if count > 0 => world.down(i % count),
-        Change::Back(i) if count > 0 => world.shards[i % count].up = true,
+        Change::Back(i) if count > 0 => world.shards[i % count].part = Part::In,
+        // The part of a shard that is Down is no matter.
+        Change::Part(i, part) if count > 0 && world.shards[i % count].part != Part::Gone => {
+            world.shards[i % count].part = part;
+        }
         Change::Capacity(i, capacity) if count > 0 => world.shards[i % count].capacity_bytes = capacity,
         Change::Factor(factor) => world.factor = factor,
         Change::Work { steps, part } => {

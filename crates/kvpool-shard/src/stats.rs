@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvpool_client::ShardSummary;
+use kvpool_client::{MAX_PEER_REPORTS, PeerReport, ShardSummary};
 use kvpool_store::{MemoryBytes, Stats};
 use tokio::sync::watch;
 
 use crate::metric_definitions as names;
 use crate::router::Router;
+use crate::routing::Routing;
 
 /// Publishes for ever; with a store also what heartbeats tell.
 pub(crate) async fn publish(router: Arc<Router>, summary: Option<watch::Sender<ShardSummary>>, every: Duration) {
@@ -26,10 +27,33 @@ pub(crate) async fn publish(router: Arc<Router>, summary: Option<watch::Sender<S
                 summary.send_replace(ShardSummary {
                     used_bytes,
                     epoch: routing.map.epoch,
+                    ..peers(&routing)
                 });
             }
         }
         tokio::time::sleep(every).await;
+    }
+}
+
+/// What the breakers say of the other shards: second evidence for the leader.
+fn peers(routing: &Routing) -> ShardSummary {
+    let report = |peer: &Arc<crate::peer::Peer>| {
+        Some(PeerReport {
+            shard: peer.id.clone(),
+            incarnation: peer.incarnation,
+            for_ms: u64::try_from(peer.silent_for()?.as_millis()).unwrap_or(u64::MAX),
+        })
+    };
+    let mut unreachable: Vec<PeerReport> = routing.peers.values().filter_map(report).collect();
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let (silent, all) = (count(unreachable.len()), count(routing.peers.len()));
+    unreachable.sort_by_key(|r| std::cmp::Reverse(r.for_ms));
+    unreachable.truncate(MAX_PEER_REPORTS);
+    ShardSummary {
+        unreachable,
+        unreachable_peers: silent,
+        peers: all,
+        ..ShardSummary::default()
     }
 }
 

@@ -4,11 +4,14 @@ use crate::actors::gate::{Gate, Permit};
 use crate::actors::inbox::Inbox;
 use crate::actors::node_supervisor::NodeSupervisorMsg;
 use crate::actors::observed::Observed;
-use crate::core::Core;
-use kvpool_policy::failure::Limits;
-use kvpool_policy::placement::Shortfall;
+use crate::core::{Core, wall_clock_ms};
+use crate::metric_definitions as m;
+use kvpool_policy::failure::{Limits, Suspicion};
+use kvpool_policy::membership::{Brake, brake};
+use kvpool_policy::placement::{Part, Shortfall};
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::{ShardHello, Welcome};
+use kvpool_state::records::ShardRecord;
 use kvpool_state::{Command, Refusal, Response};
 use parking_lot::Mutex;
 use ractor::rpc::CallResult;
@@ -37,7 +40,42 @@ pub(crate) struct Placement {
     pub(crate) settled: bool,
     /// What it can't do.
     pub(crate) shortfall: Vec<Shortfall>,
+    /// The part that each shard had in it.
+    pub(crate) parts: Vec<(String, Part)>,
 }
+
+/// A shard that this leader suspects.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Suspect {
+    pub(crate) incarnation: u64,
+    pub(crate) suspicion: Suspicion,
+    /// Wall clock.
+    pub(crate) since_ms: u64,
+}
+
+/// Those suspected at one moment.
+#[derive(Default)]
+pub(crate) struct Suspects(BTreeMap<String, Suspect>);
+
+impl Suspects {
+    /// What is suspected of this incarnation.
+    pub(crate) fn of(&self, shard: &ShardRecord) -> Option<Suspect> {
+        let suspect = self.0.get(&shard.id).copied()?;
+        (suspect.incarnation == shard.incarnation).then_some(suspect)
+    }
+}
+
+/// Why nobody of a pool is declared Down.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) words: String,
+    /// Wall clock.
+    pub(crate) since_ms: u64,
+    looked: Instant,
+}
+
+/// A brake that is held is not looked at again before: in a mass failure every node would.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 pub(crate) struct Duty {
     pub(crate) core: Arc<Core>,
@@ -49,6 +87,10 @@ pub(crate) struct Duty {
     pub(crate) inbox: Inbox,
     /// What the newest plan of each pool said, for the status.
     pub(crate) placements: Mutex<BTreeMap<String, Placement>>,
+    /// Shards that are Up and may soon not be. In this leader's memory only (R10, R11).
+    pub(crate) suspects: Mutex<BTreeMap<String, Suspect>>,
+    /// Pools whose brake is held.
+    pub(crate) held: Mutex<BTreeMap<String, Held>>,
     /// Replaced when the supervisor is restarted.
     pub(crate) nodes: Mutex<Option<ActorRef<NodeSupervisorMsg>>>,
     attaching: Gate,
@@ -64,6 +106,8 @@ impl Duty {
             observed: Arc::default(),
             inbox: Inbox::default(),
             placements: Mutex::default(),
+            suspects: Mutex::default(),
+            held: Mutex::default(),
             nodes: Mutex::default(),
             attaching: Gate::new("registrations", MAX_ATTACHING),
         })
@@ -82,6 +126,53 @@ impl Duty {
     /// How often a NodeActor looks at its shards.
     pub(crate) fn tick(&self) -> Duration {
         self.core.timing.broken_grace() / 4
+    }
+
+    /// Whom this leader suspects now: a copy, so that no lock is held while the state is read.
+    pub(crate) fn suspects(&self) -> Suspects {
+        Suspects(self.suspects.lock().clone())
+    }
+
+    /// Whether shards of a pool may be declared Down now. Keeps why not, for the status.
+    pub(crate) fn may_declare(&self, pool: &str) -> bool {
+        let mut held = self.held.lock();
+        if held.get(pool).is_some_and(|h| h.looked.elapsed() < LOOK_AGAIN) {
+            return false;
+        }
+        let suspects = self.suspects();
+        let now_ms = wall_clock_ms();
+        let brake = self.core.replica.read(|state| {
+            let released = state.pool(pool).map_or(0, |p| p.brake_released_until_ms);
+            brake(state.shards().filter(|s| s.pool == pool), released, now_ms, |s| {
+                suspects.of(s).is_some_and(|x| x.suspicion.out_of_contact())
+            })
+        });
+        let open = matches!(brake, Brake::Open);
+        metrics::gauge!(m::BRAKE_HELD, "pool" => pool.to_owned()).set(f64::from(u8::from(!open)));
+        match brake {
+            Brake::Open => {
+                if held.remove(pool).is_some() {
+                    tracing::info!(pool, term = self.term, "the mass-failure brake is open again");
+                }
+            }
+            Brake::Held(words) => {
+                let since_ms = held.get(pool).map(|h| h.since_ms);
+                if since_ms.is_none() {
+                    tracing::warn!(pool, term = self.term, why = words, "the mass-failure brake is held");
+                }
+                let since_ms = since_ms.unwrap_or(now_ms);
+                let looked = Instant::now();
+                held.insert(
+                    pool.to_owned(),
+                    Held {
+                        words,
+                        since_ms,
+                        looked,
+                    },
+                );
+            }
+        }
+        open
     }
 
     /// Commits an effect of this term. Refused when the term is over: the new leader decides anew.

@@ -21,7 +21,7 @@ mod root;
 mod shard;
 mod tree;
 
-pub(crate) use duty::Duty;
+pub(crate) use duty::{Duty, Suspects};
 pub(crate) use gate::OwnedTask;
 pub(crate) use inbox::Done;
 pub(crate) use observed::SessionGuard;

@@ -1,12 +1,12 @@
 //! NodeActor: the shell around the failure detector for the shards of one node, and the door for their sessions.
 
-use crate::actors::duty::{Attach, Duty};
+use crate::actors::duty::{Attach, Duty, Suspect};
 use crate::actors::node_effects::{declare, register};
-use kvpool_policy::failure::{Admission, FailureDetector, Known, admit};
+use crate::core::wall_clock_ms;
+use kvpool_policy::failure::{Admission, FailureDetector, Known, Verdict, admit};
 use kvpool_proto::meta::{Reason, Refused};
-use kvpool_state::records::ShardState;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -42,6 +42,8 @@ pub(crate) struct NodeState {
     detector: FailureDetector,
     /// Shards with a proposal under way: one at a time each.
     busy: BTreeSet<String>,
+    /// Shards that were suspected when last looked at.
+    suspected: BTreeSet<String>,
 }
 
 impl NodeState {
@@ -55,13 +57,16 @@ impl NodeState {
             .duty
             .observed
             .live_boot_id(&hello.shard, self.duty.core.timing.heartbeat() * 2);
-        let admission = self.duty.core.replica.read(|s| {
-            let known = s.shard(&hello.shard).map(|r| Known {
-                up: r.state() == ShardState::Up && r.node == self.node,
+        let (admission, replaced) = self.duty.core.replica.read(|s| {
+            let record = s.shard(&hello.shard);
+            let known = record.map(|r| Known {
+                up: r.is_up() && r.node == self.node,
                 boot_id: &r.boot_id,
                 incarnation: r.incarnation,
             });
-            admit(known, &hello.boot_id, hello.incarnation, live.as_deref())
+            let replaced = record.filter(|r| r.is_up() && r.boot_id != hello.boot_id);
+            let admission = admit(known, &hello.boot_id, hello.incarnation, live.as_deref());
+            (admission, replaced.map(|r| r.incarnation))
         });
         // The caller may have given up meanwhile: then the answer has no reader.
         match admission {
@@ -78,25 +83,66 @@ impl NodeState {
                 let text = "this shard's registration is under way";
                 let _ = attach.reply.send(Err(Refused::new(Reason::LeaseExpired, text)));
             }
-            Admission::Register => register(self.duty.clone(), myself.clone(), attach),
+            Admission::Register => register(self.duty.clone(), myself.clone(), attach, replaced),
         }
     }
 
     fn tick(&mut self, myself: &ActorRef<NodeMsg>) {
         self.follow_state();
         let core = &self.duty.core;
+        let limits = self.duty.limits();
         let watched: Vec<String> = self.detector.shards().map(|(s, _)| s.to_owned()).collect();
         for shard in &watched {
             if let Some(seen) = self.duty.observed.get(shard) {
-                self.detector.observe(shard, seen.evidence(|at| core.millis(at)));
+                let lately = core.timing.lease() / 2;
+                let accused = self.duty.observed.accusation(shard, seen.incarnation, lately, &limits);
+                self.detector
+                    .observe(shard, seen.evidence(accused, |at| core.millis(at)));
             }
         }
-        for verdict in self.detector.tick(self.now()) {
-            if self.busy.insert(verdict.shard.clone()) {
+        let now = self.now();
+        let verdicts = self.detector.tick(now);
+        self.suspect(now);
+        for verdict in verdicts {
+            if self.may_declare(&verdict) && self.busy.insert(verdict.shard.clone()) {
                 declare(self.duty.clone(), myself.clone(), verdict);
             }
         }
         myself.send_after(self.duty.tick(), || NodeMsg::Tick);
+    }
+
+    fn may_declare(&self, verdict: &Verdict) -> bool {
+        let pool = self
+            .duty
+            .core
+            .replica
+            .read(|s| s.shard(&verdict.shard).map(|r| r.pool.clone()));
+        pool.is_some_and(|pool| self.duty.may_declare(&pool))
+    }
+
+    /// Publishes whom the detector suspects, before anybody is declared Down: the brake counts them.
+    fn suspect(&mut self, now: u64) {
+        let incarnations: BTreeMap<&str, u64> = self.detector.shards().collect();
+        let suspects: Vec<_> = self.detector.suspects(now).collect();
+        if suspects.is_empty() && self.suspected.is_empty() {
+            return;
+        }
+        let mut published = self.duty.suspects.lock();
+        for gone in self.suspected.iter().filter(|s| suspects.iter().all(|(n, _)| n != s)) {
+            published.remove(gone);
+        }
+        for (shard, suspicion) in &suspects {
+            let incarnation = incarnations.get(shard).copied().unwrap_or(0);
+            let held = published.get(*shard).filter(|s| s.incarnation == incarnation);
+            let since_ms = held.map_or_else(wall_clock_ms, |s| s.since_ms);
+            let suspect = Suspect {
+                incarnation,
+                suspicion: *suspicion,
+                since_ms,
+            };
+            published.insert((*shard).to_owned(), suspect);
+        }
+        self.suspected = suspects.into_iter().map(|(shard, _)| shard.to_owned()).collect();
     }
 
     /// Forgets the shards that are not Up here as the watched incarnation any more.
@@ -104,7 +150,7 @@ impl NodeState {
         let is_up = |state: &kvpool_state::State, shard: &str, incarnation: u64| {
             state
                 .shard(shard)
-                .is_some_and(|r| r.incarnation == incarnation && r.state() == ShardState::Up && r.node == self.node)
+                .is_some_and(|r| r.incarnation == incarnation && r.is_up() && r.node == self.node)
         };
         let gone: Vec<(String, u64)> = self.duty.core.replica.read(|state| {
             let watched = self.detector.shards();
@@ -131,6 +177,8 @@ impl Actor for NodeActor {
         NodeArgs { duty, node, up }: NodeArgs,
     ) -> Result<NodeState, ActorProcessingErr> {
         let now = duty.core.millis(Instant::now());
+        // What an earlier life of this actor published is looked at again.
+        let suspected = up.iter().map(|(shard, _)| shard.clone()).collect();
         let mut detector = FailureDetector::new(duty.limits(), duty.core.millis(duty.since), now);
         for (shard, incarnation) in up {
             detector.watch(&shard, incarnation, now);
@@ -141,6 +189,7 @@ impl Actor for NodeActor {
             node,
             detector,
             busy: BTreeSet::new(),
+            suspected,
         })
     }
 

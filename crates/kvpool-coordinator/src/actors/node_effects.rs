@@ -7,12 +7,13 @@ use crate::metric_definitions as m;
 use kvpool_policy::failure::Verdict;
 use kvpool_proto::v1::ShardHello;
 use kvpool_state::Command;
-use kvpool_state::command::{RegisterShard, ShardDown};
+use kvpool_state::command::{RegisterShard, ShardLost};
 use ractor::ActorRef;
 use std::sync::Arc;
 
-/// Registers a shard and answers it.
-pub(super) fn register(duty: Arc<Duty>, myself: ActorRef<NodeMsg>, attach: Box<Attach>) {
+/// Registers a shard and answers it. `replaced` is the incarnation in force of another process of this shard: that one is gone,
+/// and counts as a time that the shard went Down.
+pub(super) fn register(duty: Arc<Duty>, myself: ActorRef<NodeMsg>, attach: Box<Attach>, replaced: Option<u64>) {
     tokio::spawn(async move {
         let shard = attach.hello.shard.clone();
         let failed = NodeMsg::Registered {
@@ -20,6 +21,15 @@ pub(super) fn register(duty: Arc<Duty>, myself: ActorRef<NodeMsg>, attach: Box<A
             incarnation: None,
         };
         let mut end = Finally::new(myself, failed);
+        if let Some(incarnation) = replaced {
+            let lost = ShardLost {
+                id: shard.clone(),
+                incarnation,
+                reason: "it came back as another process".into(),
+            };
+            // Refused or failed: the registration itself says what is wrong.
+            let _ = duty.propose(Command::ShardLost(lost)).await;
+        }
         let response = duty.propose(registration(&attach.hello)).await;
         let outcome = response.and_then(|r| refused_by_state(&r).map_or(Ok(r.incarnation), Err));
         if let Ok(incarnation) = outcome {
@@ -57,12 +67,12 @@ pub(super) fn declare(duty: Arc<Duty>, myself: ActorRef<NodeMsg>, verdict: Verdi
             cause,
         } = verdict;
         let _end = Finally::new(myself, NodeMsg::Declared { shard: shard.clone() });
-        let down = ShardDown {
+        let lost = ShardLost {
             id: shard.clone(),
             incarnation,
             reason: cause.words(),
         };
-        match duty.propose(Command::ShardDown(down)).await {
+        match duty.propose(Command::ShardLost(lost)).await {
             Ok(response) if refused_by_state(&response).is_none() => {
                 metrics::counter!(m::SHARDS_DOWN, "cause" => cause.word()).increment(1);
                 tracing::warn!(%shard, incarnation, reason = cause.words(), term = duty.term, "declared Down");

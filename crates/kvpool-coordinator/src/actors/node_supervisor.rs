@@ -4,7 +4,6 @@ use crate::actors::duty::{Attach, Duty};
 use crate::actors::node::{NodeActor, NodeArgs, NodeMsg};
 use crate::actors::restart::Nursery;
 use kvpool_proto::meta::{Reason, Refused};
-use kvpool_state::records::ShardState;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -63,11 +62,11 @@ impl NodesState {
     }
 }
 
-/// The shards that are Up in the state, by node.
+/// The shards whose incarnation is in force, by node.
 fn shards_up(duty: &Duty) -> BTreeMap<String, Vec<(String, u64)>> {
     let mut nodes: BTreeMap<String, Vec<(String, u64)>> = BTreeMap::new();
     duty.core.replica.read(|state| {
-        for shard in state.shards().filter(|s| s.state() == ShardState::Up) {
+        for shard in state.shards().filter(|s| s.is_up()) {
             nodes
                 .entry(shard.node.clone())
                 .or_default()

@@ -1,12 +1,14 @@
 //! What a PoolActor does outside of its mailbox: take a snapshot of the pool, let kvpool-policy plan, commit in batches.
 
-use crate::actors::duty::{Duty, Placement};
+use crate::actors::duty::{Duty, Placement, Suspects};
 use crate::actors::gate::Finally;
 use crate::actors::pool::PoolMsg;
-use kvpool_policy::placement::{Input, PlaceShard, Plan, plan};
+use crate::core::wall_clock_ms;
+use kvpool_policy::membership::parts;
+use kvpool_policy::placement::{Input, Part, PlaceShard, Plan, plan};
 use kvpool_proto::meta::{Reason, Refused};
-use kvpool_state::command::PlanSlots;
-use kvpool_state::records::{ShardState, SlotRange};
+use kvpool_state::command::{PlanSlots, ShardDrained};
+use kvpool_state::records::{ShardRecord, ShardState, SlotRange};
 use kvpool_state::{Command, Refusal, SlotTable, State};
 use ractor::ActorRef;
 use std::collections::BTreeMap;
@@ -25,6 +27,10 @@ struct Snapshot {
     factor: u32,
     shards: Vec<PlaceShard>,
     table: SlotTable,
+    /// Parts by shard id.
+    parts: Vec<(String, Part)>,
+    /// Shards that are to leave and hold nothing any more.
+    empty: Vec<ShardDrained>,
 }
 
 /// Plans and commits in a task; the actor hears the end of it.
@@ -46,9 +52,16 @@ pub(super) fn make_plan(duty: Arc<Duty>, pool: String, myself: ActorRef<PoolMsg>
 }
 
 async fn plan_and_commit(duty: &Duty, pool: &str) -> Result<(), Refused> {
-    let Some(snapshot) = duty.core.replica.read(|s| take_snapshot(s, pool)) else {
+    let suspects = duty.suspects();
+    let Some(mut snapshot) = duty.core.replica.read(|s| take_snapshot(&suspects, s, pool)) else {
         return Ok(());
     };
+    for drained in std::mem::take(&mut snapshot.empty) {
+        let shard = drained.id.clone();
+        let response = duty.propose(Command::ShardDrained(drained)).await?;
+        tracing::info!(shard, outcome = response.refusal().word(), "drained");
+    }
+    let parts = std::mem::take(&mut snapshot.parts);
     let mut base_epoch = snapshot.epoch;
     // Some milliseconds of work: not on a thread that serves I/O.
     let made = tokio::task::spawn_blocking(move || place(&snapshot)).await;
@@ -58,6 +71,7 @@ async fn plan_and_commit(duty: &Duty, pool: &str) -> Result<(), Refused> {
         epoch: base_epoch,
         settled: made.settled,
         shortfall: made.shortfall,
+        parts,
     };
     duty.placements.lock().insert(pool.to_owned(), placement);
     for ranges in made.ranges.chunks(BATCH) {
@@ -77,23 +91,50 @@ async fn plan_and_commit(duty: &Duty, pool: &str) -> Result<(), Refused> {
     Ok(())
 }
 
-fn take_snapshot(state: &State, pool: &str) -> Option<Snapshot> {
+/// The parts of a pool's shards now.
+pub(super) fn parts_now(duty: &Duty, pool: &str) -> Vec<(String, Part)> {
+    let suspects = duty.suspects();
+    duty.core.replica.read(|s| parts_of(&suspects, s, pool))
+}
+
+fn parts_of(suspects: &Suspects, state: &State, pool: &str) -> Vec<(String, Part)> {
+    let shards: Vec<&ShardRecord> = state.shards().filter(|s| s.pool == pool).collect();
+    let factor = state.pool(pool).map_or(1, |p| p.factor);
+    let suspicion = |s: &ShardRecord| suspects.of(s).map(|x| x.suspicion);
+    let parts = parts(&shards, factor, wall_clock_ms(), suspicion);
+    shards.iter().map(|s| s.id.clone()).zip(parts).collect()
+}
+
+fn take_snapshot(suspects: &Suspects, state: &State, pool: &str) -> Option<Snapshot> {
     let factor = state.pool(pool)?.factor;
     let (epoch, table) = state.slot_table(pool)?;
     let zones: BTreeMap<&str, &str> = state.nodes().map(|n| (n.id.as_str(), n.zone.as_str())).collect();
-    let mine = state.shards().filter(|s| s.pool == pool);
-    let shards = mine.map(|s| PlaceShard {
+    let parts = parts_of(suspects, state, pool);
+    let mine = state.shards().filter(|s| s.pool == pool).zip(&parts);
+    let shards = mine.map(|(s, (_, part))| PlaceShard {
         number: s.number,
         node: s.node.clone(),
         zone: zones.get(s.node.as_str()).copied().unwrap_or_default().to_owned(),
         capacity_bytes: s.capacity_bytes,
-        up: s.state() == ShardState::Up,
+        part: *part,
     });
+    let leaves = |s: &&ShardRecord| s.pool == pool && s.state() == ShardState::Draining;
+    let empty = state
+        .shards()
+        .filter(leaves)
+        .filter(|s| state.copies_of(pool, s.number) == 0);
     Some(Snapshot {
+        empty: empty
+            .map(|s| ShardDrained {
+                id: s.id.clone(),
+                incarnation: s.incarnation,
+            })
+            .collect(),
         epoch,
         factor,
         shards: shards.collect(),
         table: table.clone(),
+        parts,
     })
 }
 

@@ -3,10 +3,9 @@
 use crate::actors::duty::Duty;
 use crate::actors::follow_state;
 use crate::actors::gate::{OwnedTask, Signal};
-use crate::actors::planning::make_plan;
+use crate::actors::planning::{make_plan, parts_now};
 use crate::actors::restart::Nursery;
 use crate::actors::shard::{ShardActor, ShardMsg};
-use kvpool_state::records::ShardState;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,6 +16,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// How long a pool whose slots nobody holds yet waits for more shards after its first: one plan for all of them instead of one
 /// for each that joins.
 const GATHER: Duration = Duration::from_millis(400);
+/// How often suspicions and waits are looked at: they change without a change of the state.
+const TICK: Duration = Duration::from_secs(1);
 /// After a plan that was not committed.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -31,6 +32,8 @@ pub(crate) enum PoolMsg {
     },
     /// The pause after a plan is over.
     Go,
+    /// Time has passed.
+    Tick,
     Respawn(String),
     /// The actor itself, or the ShardActor of the shard named.
     #[cfg(test)]
@@ -54,9 +57,7 @@ pub(crate) struct PoolState {
 impl PoolState {
     async fn look(&mut self, myself: &ActorRef<PoolMsg>) {
         let up: BTreeSet<String> = self.duty.core.replica.read(|s| {
-            let mine = s
-                .shards()
-                .filter(|r| r.pool == self.pool && r.state() == ShardState::Up);
+            let mine = s.shards().filter(|r| r.pool == self.pool && r.is_up());
             mine.map(|r| r.id.clone()).collect()
         });
         for gone in self.shards.names().into_iter().filter(|n| !up.contains(n)) {
@@ -80,6 +81,20 @@ impl PoolState {
             self.dirty = false;
             make_plan(self.duty.clone(), self.pool.clone(), myself.clone());
         }
+    }
+
+    /// Plans anew when a shard's part in placement is another one than in the last plan.
+    async fn tick(&mut self, myself: &ActorRef<PoolMsg>) {
+        if self.duty.held.lock().contains_key(&self.pool) {
+            // It opens by itself when the shards are back.
+            self.duty.may_declare(&self.pool);
+        }
+        let parts = parts_now(&self.duty, &self.pool);
+        let planned = self.duty.placements.lock().get(&self.pool).map(|p| p.parts.clone());
+        if planned.is_some_and(|planned| planned != parts) {
+            self.look(myself).await;
+        }
+        myself.send_after(TICK, || PoolMsg::Tick);
     }
 
     /// Nobody has ever held a slot of it.
@@ -122,6 +137,7 @@ impl Actor for PoolActor {
         let watch = follow_state(&duty.core.replica, myself.clone(), signal.clone(), || PoolMsg::Look);
         let shards = Nursery::new("ShardActor", duty.core.conditions.clone());
         myself.cast(PoolMsg::Look)?;
+        myself.cast(PoolMsg::Tick)?;
         Ok(PoolState {
             duty,
             pool,
@@ -155,6 +171,7 @@ impl Actor for PoolActor {
                     state.look(&myself).await;
                 }
             }
+            PoolMsg::Tick => state.tick(&myself).await,
             PoolMsg::Respawn(shard) => {
                 if state.shards.is_missing(&shard) {
                     state.spawn(&myself, &shard).await;

@@ -8,9 +8,10 @@ use crate::status::report;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::cluster_server::Cluster;
 use kvpool_proto::v1::{
-    ConfigurePoolRequest, Kind, ListReply, ListRequest, StatusReply, StatusRequest, WatchReply, WatchRequest,
+    ConfigurePoolRequest, DrainShardRequest, Kind, ListReply, ListRequest, ReleaseBrakeRequest, RemoveShardRequest,
+    StatusReply, StatusRequest, WatchReply, WatchRequest,
 };
-use kvpool_state::command::ConfigurePool;
+use kvpool_state::command::{ConfigurePool, DrainShard, ReleaseBrake, RemoveShard};
 use kvpool_state::records::{Event, Record};
 use kvpool_state::{Command, Response as StateResponse};
 use std::sync::Arc;
@@ -74,6 +75,38 @@ impl ClusterService {
         });
         self.bounded(self.core.propose(&command, request.request_id)).await
     }
+
+    async fn drain_here(&self, request: DrainShardRequest) -> Result<StateResponse, Refused> {
+        check_name("shard", &request.shard)?;
+        let command = Command::DrainShard(DrainShard {
+            id: request.shard,
+            out: request.out,
+            why: request.why,
+        });
+        self.bounded(self.core.propose(&command, request.request_id)).await
+    }
+
+    async fn remove_here(&self, request: RemoveShardRequest) -> Result<StateResponse, Refused> {
+        check_name("shard", &request.shard)?;
+        let duty = self.core.duty.borrow().clone().ok_or_else(|| self.core.elsewhere())?;
+        // Forgotten while it runs, it would register again at once, as one that takes part.
+        let lately = self.core.timing.heartbeat() * 2;
+        if duty.observed.live_boot_id(&request.shard, lately).is_some() {
+            let text = format!("shard {} still runs: stop it first", request.shard);
+            return Err(Refused::new(Reason::Invalid, text));
+        }
+        let command = Command::RemoveShard(RemoveShard { id: request.shard });
+        self.bounded(self.core.propose(&command, request.request_id)).await
+    }
+
+    async fn release_here(&self, request: ReleaseBrakeRequest) -> Result<StateResponse, Refused> {
+        check_name("pool", &request.pool)?;
+        let command = Command::ReleaseBrake(ReleaseBrake {
+            pool: request.pool,
+            for_ms: request.for_ms,
+        });
+        self.bounded(self.core.propose(&command, request.request_id)).await
+    }
 }
 
 pub(super) fn kind_of(record: &Record) -> Kind {
@@ -122,6 +155,27 @@ impl Cluster for ClusterService {
         let here = self.configure_here(request.get_ref().clone());
         let there =
             |mut c: kvpool_proto::v1::cluster_client::ClusterClient<_>, r| async move { c.configure_pool(r).await };
+        Ok(self.forward.at_leader(request, here, there).await?)
+    }
+
+    async fn drain_shard(&self, request: Request<DrainShardRequest>) -> Result<Response<StateResponse>, Status> {
+        let here = self.drain_here(request.get_ref().clone());
+        let there =
+            |mut c: kvpool_proto::v1::cluster_client::ClusterClient<_>, r| async move { c.drain_shard(r).await };
+        Ok(self.forward.at_leader(request, here, there).await?)
+    }
+
+    async fn remove_shard(&self, request: Request<RemoveShardRequest>) -> Result<Response<StateResponse>, Status> {
+        let here = self.remove_here(request.get_ref().clone());
+        let there =
+            |mut c: kvpool_proto::v1::cluster_client::ClusterClient<_>, r| async move { c.remove_shard(r).await };
+        Ok(self.forward.at_leader(request, here, there).await?)
+    }
+
+    async fn release_brake(&self, request: Request<ReleaseBrakeRequest>) -> Result<Response<StateResponse>, Status> {
+        let here = self.release_here(request.get_ref().clone());
+        let there =
+            |mut c: kvpool_proto::v1::cluster_client::ClusterClient<_>, r| async move { c.release_brake(r).await };
         Ok(self.forward.at_leader(request, here, there).await?)
     }
 }

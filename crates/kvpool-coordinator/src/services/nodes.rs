@@ -54,7 +54,8 @@ impl NodesService {
         let duty = self.duty_for(&hello)?;
         let welcome = duty.attach(hello.clone()).await?;
         let incarnation = welcome.incarnation;
-        let guard = duty.observed.open(&hello.shard, &hello.boot_id, incarnation);
+        let node = hello.node.as_ref().map_or("", |n| n.id.as_str());
+        let guard = duty.observed.open(&hello.shard, node, &hello.boot_id, incarnation);
         let done = duty.inbox.open(&hello.shard, incarnation);
         let (tx, rx) = mpsc::channel(QUEUE);
         // The queue is empty.
@@ -118,7 +119,7 @@ impl Session {
             let down = tokio::select! {
                 message = up.message() => match message {
                     Ok(Some(SessionUp { what: Some(Up::Heartbeat(beat)) })) => {
-                        if !self.guard.heard(beat.used_bytes, beat.epoch) {
+                        if !self.guard.heard(&beat) {
                             return stale();
                         }
                         Down::Beat(Beat { term: self.duty.term, revision: *self.duty.core.replica.revision().borrow() })

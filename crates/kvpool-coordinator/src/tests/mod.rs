@@ -6,6 +6,7 @@ mod black_hole;
 mod boot;
 mod calls;
 mod cluster;
+mod membership;
 mod panics;
 mod sessions;
 mod shards;

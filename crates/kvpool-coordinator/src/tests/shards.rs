@@ -1,7 +1,7 @@
 //! Shards as the coordinator sees them: a session, and a data plane that completes every copy it is told to fill.
 
 use super::TestCluster;
-use kvpool_client::{Client, SessionState, ShardHello, ShardSession, ShardSummary, follow_slot_map};
+use kvpool_client::{Client, PeerReport, SessionState, ShardHello, ShardSession, ShardSummary, follow_slot_map};
 use kvpool_state::records::{NodeRecord, ShardAddresses, SlotMap, SlotRange};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +13,7 @@ pub(super) struct FakeShard {
     pub(super) state: watch::Receiver<SessionState>,
     pub(super) clears: Arc<AtomicU64>,
     pub(super) map: watch::Receiver<Option<Arc<SlotMap>>>,
+    summary: Arc<watch::Sender<ShardSummary>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -42,20 +43,36 @@ impl FakeShard {
         let clears = Arc::new(AtomicU64::new(0));
         let (count, id) = (clears.clone(), hello.shard.clone());
         let (summary_tx, summary) = watch::channel(ShardSummary::default());
+        let summary_tx = Arc::new(summary_tx);
         let session = ShardSession::start(client.clone(), hello, summary, move || {
             count.fetch_add(1, Ordering::SeqCst);
             async {}
         });
         let session = Arc::new(session);
         let (map, follow) = follow_slot_map(client, "default".into());
-        let fill = tokio::spawn(fill(session.clone(), map.clone(), id, summary_tx));
+        let fill = tokio::spawn(fill(session.clone(), map.clone(), id, summary_tx.clone()));
         FakeShard {
             state: session.state(),
             _session: session,
             clears,
             map,
+            summary: summary_tx,
             tasks: vec![follow, fill],
         }
+    }
+
+    /// Says in its heartbeats that it can't reach these, of `peers` that it knows.
+    pub(super) fn accuse(&self, peers: u32, others: &[(&str, u64)]) {
+        let report = |(shard, incarnation): &(&str, u64)| PeerReport {
+            shard: (*shard).to_owned(),
+            incarnation: *incarnation,
+            for_ms: 60_000,
+        };
+        self.summary.send_modify(|s| {
+            s.unreachable = others.iter().map(report).collect();
+            s.unreachable_peers = u32::try_from(others.len()).unwrap();
+            s.peers = peers;
+        });
     }
 
     /// The incarnation, once there is one.
@@ -80,17 +97,14 @@ async fn fill(
     session: Arc<ShardSession>,
     mut map: watch::Receiver<Option<Arc<SlotMap>>>,
     id: String,
-    summary: watch::Sender<ShardSummary>,
+    summary: Arc<watch::Sender<ShardSummary>>,
 ) {
     let mut state = session.state();
     loop {
         let held = map.borrow_and_update().clone();
         let incarnation = state.borrow_and_update().incarnation;
         if let Some(map) = held {
-            summary.send_replace(ShardSummary {
-                used_bytes: 7,
-                epoch: map.epoch,
-            });
+            summary.send_modify(|s| (s.used_bytes, s.epoch) = (7, map.epoch));
             let me = map
                 .shards
                 .iter()

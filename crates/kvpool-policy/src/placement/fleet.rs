@@ -1,6 +1,6 @@
-//! The shards that are up, with nodes and zones as small indices.
+//! The shards that are looked at, with nodes and zones as small indices.
 
-use super::{Copies, PlaceShard};
+use super::{Copies, Part, PlaceShard};
 use std::collections::BTreeMap;
 
 /// Shards by index, in order of their numbers.
@@ -9,13 +9,15 @@ pub(super) struct Fleet {
     /// Capacities, at least 1: a pool of empty shards still has a map.
     pub weights: Vec<u64>,
     pub node: Vec<u32>,
+    pub part: Vec<Part>,
     /// Zone of each node: that of its shard with the lowest number.
     pub zone_of_node: Vec<u32>,
     pub zones: u32,
 }
 
 impl Fleet {
-    pub fn new(shards: &[PlaceShard]) -> Fleet {
+    /// The shards whose part is wanted.
+    pub fn new(shards: &[PlaceShard], wanted: impl Fn(Part) -> bool) -> Fleet {
         let mut by_number: BTreeMap<u32, &PlaceShard> = BTreeMap::new();
         for shard in shards {
             by_number.entry(shard.number).or_insert(shard);
@@ -24,12 +26,13 @@ impl Fleet {
             numbers: Vec::new(),
             weights: Vec::new(),
             node: Vec::new(),
+            part: Vec::new(),
             zone_of_node: Vec::new(),
             zones: 0,
         };
         let mut nodes: BTreeMap<&str, u32> = BTreeMap::new();
         let mut zones: BTreeMap<&str, u32> = BTreeMap::new();
-        for (number, shard) in by_number.into_iter().filter(|(_, s)| s.up) {
+        for (number, shard) in by_number.into_iter().filter(|(_, s)| wanted(s.part)) {
             let next_zone = zones.len() as u32;
             let next_node = nodes.len() as u32;
             let node = *nodes.entry(&shard.node).or_insert(next_node);
@@ -39,6 +42,7 @@ impl Fleet {
             fleet.numbers.push(number);
             fleet.weights.push(shard.capacity_bytes.max(1));
             fleet.node.push(node);
+            fleet.part.push(shard.part);
         }
         fleet.zones = zones.len() as u32;
         fleet
@@ -52,7 +56,7 @@ impl Fleet {
         self.zone_of_node.len() as u32
     }
 
-    /// Index of a shard number; `None` when it is not up.
+    /// Index of a shard number; `None` when it is not among them.
     pub fn index(&self, number: u32) -> Option<u32> {
         self.numbers.binary_search(&number).ok().map(|i| i as u32)
     }

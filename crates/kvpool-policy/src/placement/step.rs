@@ -1,7 +1,7 @@
 //! The next step from the present lists towards the target: the transfer primitive.
 
 use super::fleet::Fleet;
-use super::{Copies, Input, Plan};
+use super::{Copies, Input, Part, Plan};
 use kvpool_state::SLOTS;
 use kvpool_state::records::{SlotCopy, SlotRange};
 use kvpool_state::table::MAX_COPIES;
@@ -32,6 +32,20 @@ impl Present {
     }
 }
 
+/// Targets as indices of the shards that are there. Copies that others can't reach stand behind those they can.
+pub(super) fn goals(target: &[Copies], fleet: &Fleet, present: &Fleet) -> Vec<Copies> {
+    let index = |shard: &u32| present.index(fleet.numbers[*shard as usize]);
+    let demoted = |shard: &u32| present.part[*shard as usize] == Part::Demoted;
+    let goal = |copies: &Copies| {
+        let mut shards: Vec<u32> = copies.as_slice().iter().filter_map(index).collect();
+        shards.sort_by_key(demoted);
+        let mut out = Copies::default();
+        shards.into_iter().for_each(|s| out.push(s));
+        out
+    };
+    target.iter().map(goal).collect()
+}
+
 pub(super) fn next(input: &Input<'_>, fleet: &Fleet, factor: u32, target: &[Copies]) -> Plan {
     let mut plan = Plan {
         settled: true,
@@ -40,6 +54,7 @@ pub(super) fn next(input: &Input<'_>, fleet: &Fleet, factor: u32, target: &[Copi
     let mut budget = Budget {
         filling: vec![0; fleet.len()],
         max: input.max_filling_per_shard,
+        fleet,
     };
     // Fewest copies first, so that repair comes before rebalancing when room for filling is short.
     let mut by_copies: Vec<Vec<(u16, Present)>> = (0..=MAX_COPIES).map(|_| Vec::new()).collect();
@@ -87,26 +102,40 @@ fn copy(fleet: &Fleet, shard: u32, in_sync: bool) -> SlotCopy {
 }
 
 /// How many slots each shard is filling.
-struct Budget {
+struct Budget<'a> {
     filling: Vec<u32>,
     max: u32,
+    fleet: &'a Fleet,
 }
 
-impl Budget {
+impl Budget<'_> {
     fn take(&mut self, shard: u32) -> bool {
         let filling = &mut self.filling[shard as usize];
-        let free = *filling < self.max;
+        let free = *filling < self.max && takes_new(self.fleet, shard);
         *filling += u32::from(free);
         free
     }
 }
 
-/// Nothing to copy from: what is there stays in front (it may hold a part), the whole target comes behind it.
+fn takes_new(fleet: &Fleet, shard: u32) -> bool {
+    fleet.part[shard as usize] == Part::In
+}
+
+/// Nothing to copy from: what is there stays in front (it may hold a part), the whole target comes behind it. Shards that take
+/// nothing new are passed over while another one takes the slot.
 fn unserved(fleet: &Fleet, present: &Present, goal: &Copies) -> Vec<SlotCopy> {
-    let missing = goal.as_slice().iter().filter(|s| !present.filling.contains(s));
+    let leaving = |s: &&u32| fleet.part[**s as usize] == Part::Leaving;
+    let some = goal.as_slice().iter().any(|s| takes_new(fleet, *s));
+    let wanted = |s: &&u32| !some || takes_new(fleet, **s);
+    let missing = goal
+        .as_slice()
+        .iter()
+        .filter(|s| !present.filling.contains(s))
+        .filter(wanted);
     present
         .filling
         .iter()
+        .filter(|s| !leaving(s))
         .chain(missing)
         .take(MAX_COPIES)
         .map(|s| copy(fleet, *s, false))
@@ -116,7 +145,8 @@ fn unserved(fleet: &Fleet, present: &Present, goal: &Copies) -> Vec<SlotCopy> {
 /// In-sync copies in front: those of the target, and others while too few of the target are in-sync. Then the filling ones.
 fn served(fleet: &Fleet, present: &Present, goal: &Copies, budget: &mut Budget) -> Vec<SlotCopy> {
     let in_target = present.in_sync.iter().filter(|s| goal.contains(**s)).count();
-    let mut spare = present.in_sync.len().min(goal.len).saturating_sub(in_target);
+    // Without anybody to take over, a shard that leaves keeps the last copy.
+    let mut spare = present.in_sync.len().min(goal.len.max(1)).saturating_sub(in_target);
     let mut in_sync: Vec<u32> = Vec::new();
     for shard in &present.in_sync {
         if goal.contains(*shard) {
@@ -131,6 +161,7 @@ fn served(fleet: &Fleet, present: &Present, goal: &Copies, budget: &mut Budget) 
     {
         in_sync[..=place].rotate_right(1);
     }
+    in_sync.sort_by_key(|s| matches!(fleet.part[*s as usize], Part::Demoted | Part::Leaving));
     let mut filling: Vec<u32> = present.filling.iter().copied().filter(|s| goal.contains(*s)).collect();
     for shard in goal.as_slice() {
         if !in_sync.contains(shard) && !filling.contains(shard) && budget.take(*shard) {

@@ -3,7 +3,7 @@
 
 #![allow(dead_code)] // each test binary uses a part
 
-use kvpool_policy::placement::{Input, PlaceShard, Plan, Rule, largest_remainder, plan};
+use kvpool_policy::placement::{Input, Part, PlaceShard, Plan, Rule, largest_remainder, plan};
 use kvpool_state::records::SlotCopy;
 use kvpool_state::table::check_range;
 use kvpool_state::{SLOTS, SlotTable};
@@ -38,7 +38,7 @@ pub fn shard(number: u32, node: u32, zone: u32, capacity_bytes: u64) -> PlaceSha
         node: format!("node-{node}"),
         zone: format!("zone-{zone}"),
         capacity_bytes,
-        up: true,
+        part: Part::In,
     }
 }
 
@@ -79,15 +79,21 @@ impl World {
     }
 
     pub fn up(&self) -> Vec<&PlaceShard> {
-        self.shards.iter().filter(|s| s.up).collect()
+        self.shards.iter().filter(|s| s.part != Part::Gone).collect()
+    }
+
+    /// Those that are to hold copies.
+    pub fn members(&self) -> Vec<&PlaceShard> {
+        let member = |s: &&PlaceShard| !matches!(s.part, Part::Gone | Part::Leaving);
+        self.shards.iter().filter(member).collect()
     }
 
     pub fn nodes(&self) -> u32 {
-        self.up().iter().map(|s| &s.node).collect::<BTreeSet<_>>().len() as u32
+        self.members().iter().map(|s| &s.node).collect::<BTreeSet<_>>().len() as u32
     }
 
     pub fn zones(&self) -> u32 {
-        self.up().iter().map(|s| &s.zone).collect::<BTreeSet<_>>().len() as u32
+        self.members().iter().map(|s| &s.zone).collect::<BTreeSet<_>>().len() as u32
     }
 
     pub fn per_slot(&self) -> u32 {
@@ -95,13 +101,13 @@ impl World {
     }
 
     fn place(&self, number: u32) -> Option<&PlaceShard> {
-        self.shards.iter().find(|s| s.number == number && s.up)
+        self.shards.iter().find(|s| s.number == number && s.part != Part::Gone)
     }
 
     /// A process dies: the state takes it out of every list.
     pub fn down(&mut self, index: usize) {
         let number = self.shards[index].number;
-        self.shards[index].up = false;
+        self.shards[index].part = Part::Gone;
         self.table.rewrite(|_, list| {
             let mut left: Vec<SlotCopy> = list.iter().copied().filter(|c| c.shard != number).collect();
             left.sort_by_key(|c| !c.in_sync);
@@ -139,7 +145,7 @@ impl World {
             new.iter().all(|c| self.place(c.shard).is_some()),
             "slot {slot} names a shard that is not up"
         );
-        let at_least = live(old).min(self.per_slot() as usize);
+        let at_least = live(old).min(self.per_slot().max(1) as usize);
         assert!(
             live(new) >= at_least,
             "slot {slot} loses in-sync copies: {old:?} -> {new:?}"
@@ -158,10 +164,23 @@ impl World {
             new.iter().all(|c| c.in_sync == was(c.shard).is_some_and(|o| o.in_sync)),
             "slot {slot} makes copies in-sync"
         );
+        let new_on = |part: Part| {
+            let added = new.iter().filter(|c| was(c.shard).is_none());
+            added
+                .filter(|c| self.place(c.shard).is_some_and(|s| s.part == part))
+                .count()
+        };
+        assert_eq!(new_on(Part::Leaving), 0, "slot {slot} goes to a shard that leaves");
         if live(old) > 0 {
+            assert_eq!(
+                new_on(Part::Held) + new_on(Part::Demoted),
+                0,
+                "slot {slot} goes to a suspect"
+            );
             self.fills += (new.len() - first_added) as u64;
         } else {
-            let kept = |c: &SlotCopy| self.place(c.shard).is_none() || new.iter().any(|n| n.shard == c.shard);
+            let stays = |c: &SlotCopy| self.place(c.shard).is_some_and(|s| s.part != Part::Leaving);
+            let kept = |c: &SlotCopy| !stays(c) || new.iter().any(|n| n.shard == c.shard);
             assert!(old.iter().all(kept), "slot {slot} without copies to lose only gains");
         }
     }
@@ -205,6 +224,12 @@ impl World {
 
     /// Plans, applies and completes copies until settled; returns the number of rounds.
     pub fn settle(&mut self) -> u32 {
+        // Nobody stays suspected: what such a shard lacks would be waited for.
+        for shard in &mut self.shards {
+            if matches!(shard.part, Part::Held | Part::Demoted) {
+                shard.part = Part::In;
+            }
+        }
         let step = u32::from(SLOTS) * 4 / self.max_filling.min(self.max_changes).max(1);
         let bound = 3 * step + 24;
         for round in 0..bound {
@@ -222,11 +247,12 @@ impl World {
 
     pub fn counts(&self) -> Vec<(u64, u64)> {
         let index: std::collections::BTreeMap<u32, usize> =
-            self.up().iter().enumerate().map(|(i, s)| (s.number, i)).collect();
+            self.members().iter().enumerate().map(|(i, s)| (s.number, i)).collect();
         let mut out = vec![(0, 0); index.len()];
         for (_, list) in self.table.iter() {
             for (place, copy) in list.iter().enumerate() {
-                let count = &mut out[index[&copy.shard]];
+                let Some(i) = index.get(&copy.shard) else { continue };
+                let count = &mut out[*i];
                 *(if place == 0 { &mut count.0 } else { &mut count.1 }) += 1;
             }
         }
@@ -235,7 +261,7 @@ impl World {
 
     /// Primaries and replicas per shard that is up, by largest remainder over capacity.
     pub fn quotas(&self) -> Vec<(u64, u64)> {
-        let weights: Vec<u64> = self.up().iter().map(|s| s.capacity_bytes.max(1)).collect();
+        let weights: Vec<u64> = self.members().iter().map(|s| s.capacity_bytes.max(1)).collect();
         let slots = u64::from(SLOTS);
         let primary = largest_remainder(slots, &weights);
         let copies = largest_remainder(slots * u64::from(self.per_slot()), &weights);
@@ -262,7 +288,7 @@ impl World {
         let says = |rule: Rule| plan.shortfall.iter().any(|s| s.rule == rule);
         assert_eq!(says(Rule::TooFewNodes), missing > 0);
         let rules_forbid = says(Rule::NodeShare) || says(Rule::ZoneShare) || says(Rule::Unmoved);
-        for ((have, want), shard) in self.counts().iter().zip(self.quotas()).zip(self.up()) {
+        for ((have, want), shard) in self.counts().iter().zip(self.quotas()).zip(self.members()) {
             let off = have.0.abs_diff(want.0);
             assert!(
                 off <= 1 || says(Rule::PrimaryUnmoved),

@@ -37,7 +37,8 @@ impl State {
 #[derive(Debug, Default)]
 struct Inner {
     suspect_until: Option<Instant>,
-    open: bool,
+    /// Since when there has been no answer; `None` = not open.
+    open_since: Option<Instant>,
     probing: bool,
     /// When it opened, or was last tried in vain.
     tried: Option<Instant>,
@@ -52,7 +53,7 @@ impl Breaker {
     pub(crate) fn state(&self) -> State {
         let inner = self.inner.lock();
         match inner.suspect_until {
-            _ if inner.open => State::Open,
+            _ if inner.open_since.is_some() => State::Open,
             Some(until) if until > Instant::now() => State::Suspect,
             _ => State::Closed,
         }
@@ -66,8 +67,9 @@ impl Breaker {
     /// It did not answer, or the connection broke. True when the caller must start the probe.
     pub(crate) fn failed(&self) -> bool {
         let mut inner = self.inner.lock();
-        if !std::mem::replace(&mut inner.open, true) {
-            inner.tried = Some(Instant::now());
+        if inner.open_since.is_none() {
+            inner.open_since = Some(Instant::now());
+            inner.tried = inner.open_since;
         }
         !std::mem::replace(&mut inner.probing, true)
     }
@@ -75,7 +77,7 @@ impl Breaker {
     /// Open for so long without a try that one is worth a deadline.
     pub(crate) fn may_be_tried(&self) -> bool {
         let inner = self.inner.lock();
-        inner.open && inner.tried.is_none_or(|at| at.elapsed() >= SKIP)
+        inner.open_since.is_some() && inner.tried.is_none_or(|at| at.elapsed() >= SKIP)
     }
 
     /// The try was in vain: no other one for [`SKIP`].
@@ -86,15 +88,20 @@ impl Breaker {
     /// It answered.
     pub(crate) fn answered(&self) {
         let mut inner = self.inner.lock();
-        inner.open = false;
+        inner.open_since = None;
         inner.suspect_until = None;
     }
 
     /// The probe was answered. False when the peer failed again meanwhile and the probe must go on.
     pub(crate) fn probe_done(&self) -> bool {
         let mut inner = self.inner.lock();
-        inner.probing = inner.open;
-        !inner.open
+        inner.probing = inner.open_since.is_some();
+        !inner.probing
+    }
+
+    /// How long there has been no answer; `None` when it is not open.
+    pub(crate) fn open_for(&self) -> Option<Duration> {
+        self.inner.lock().open_since.map(|since| since.elapsed())
     }
 }
 
@@ -141,10 +148,12 @@ mod tests {
         assert!(!breaker.failed());
         tokio::time::advance(10 * SKIP).await;
         assert_eq!(breaker.state(), State::Open);
+        assert!(!breaker.failed(), "its time runs from the first failure");
+        assert_eq!(breaker.open_for(), Some(10 * SKIP));
         assert!(!breaker.probe_done());
         breaker.answered();
         assert!(breaker.probe_done());
-        assert_eq!(breaker.state(), State::Closed);
+        assert_eq!((breaker.state(), breaker.open_for()), (State::Closed, None));
         assert!(breaker.failed());
     }
 }

@@ -120,6 +120,11 @@ impl Peer {
         self.breaker.state()
     }
 
+    /// How long it has given no answer; `None` when it answers.
+    pub(crate) fn silent_for(&self) -> Option<Duration> {
+        self.breaker.open_for()
+    }
+
     fn show(&self) {
         metrics::gauge!(names::PEER_BREAKER, "peer" => self.id.clone()).set(self.breaker.state().number());
     }
