@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::bench::BenchArgs;
+use crate::ctl::members::{DrainArgs, ReleaseArgs, RemoveArgs, UndrainArgs};
 use crate::ctl::{get::GetArgs, status::StatusArgs};
 use crate::data::check::CheckArgs;
 use crate::dev::DevArgs;
@@ -16,6 +17,7 @@ Examples:
   kvpool status                       is the pool healthy, and if not, what is degraded and why
   kvpool get shards                   the shards, as a table
   kvpool get slots -o json            who holds which slots, for programs
+  kvpool drain shard shard-1          move everything away from a shard, then it can be stopped and removed
 
 Settings of `run` commands: flags win over KVPOOL_... variables, those over the --config file, that over defaults.
 Exit codes: 0 done, 1 failed (status: degraded), 2 wrong usage, 3 no coordinator answered.";
@@ -45,6 +47,14 @@ pub enum Command {
     Status(StatusArgs),
     /// Show nodes, shards, slots, coordinators or pools
     Get(GetArgs),
+    /// Let a shard hand over its slots and take no new ones
+    Drain(DrainArgs),
+    /// Let a shard take part in placement again
+    Undrain(UndrainArgs),
+    /// Forget a shard that is Drained or Down
+    Remove(RemoveArgs),
+    /// Release a brake that the coordinator has put on itself
+    Release(ReleaseArgs),
     /// Measure servers against each other: throughput, latency and CPU per byte, every byte verified
     Bench(BenchArgs),
 }

@@ -43,6 +43,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Status(args) => one_thread()?.block_on(ctl::status::run(args)),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
         Command::Get(args) => one_thread()?.block_on(ctl::get::run(args)),
+        Command::Drain(args) => one_thread()?.block_on(ctl::members::drain(args)),
+        Command::Undrain(args) => one_thread()?.block_on(ctl::members::undrain(args)),
+        Command::Remove(args) => one_thread()?.block_on(ctl::members::remove(args)),
+        Command::Release(args) => one_thread()?.block_on(ctl::members::release(args)),
     }
 }
 

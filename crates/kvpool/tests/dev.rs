@@ -322,3 +322,125 @@ fn a_role_says_what_it_lacks() {
         assert!(said.contains(lacks), "{words:?}: {said}");
     }
 }
+
+/// A client that writes and reads like an engine: one connection, every byte checked, never a second try.
+struct Reader {
+    stream: TcpStream,
+    replies: BufReader<TcpStream>,
+}
+
+impl Reader {
+    fn connect(address: &Value) -> Reader {
+        let stream = TcpStream::connect(address.as_str().unwrap()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let replies = BufReader::new(stream.try_clone().unwrap());
+        Reader { stream, replies }
+    }
+
+    fn value(key: usize) -> Vec<u8> {
+        let byte = |i: usize| u8::try_from((i * 31 + key * 7) % 251).unwrap();
+        (0..32 << 10).map(byte).collect()
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.replies.read_line(&mut line).unwrap();
+        line
+    }
+
+    fn set(&mut self, key: usize) {
+        let (name, value) = (format!("key-{key}"), Reader::value(key));
+        let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{name}\r\n${}\r\n", name.len(), value.len());
+        self.stream.write_all(head.as_bytes()).unwrap();
+        self.stream.write_all(&value).unwrap();
+        self.stream.write_all(b"\r\n").unwrap();
+        assert_eq!(self.line(), "+OK\r\n");
+    }
+
+    /// True when it hit. Anything but the right bytes or a clean miss fails the test.
+    fn get(&mut self, key: usize) -> bool {
+        let name = format!("key-{key}");
+        let command = format!("*2\r\n$3\r\nGET\r\n${}\r\n{name}\r\n", name.len());
+        self.stream.write_all(command.as_bytes()).unwrap();
+        let (head, value) = (self.line(), Reader::value(key));
+        if head == "$-1\r\n" {
+            return false;
+        }
+        assert_eq!(head, format!("${}\r\n", value.len()));
+        let mut body = vec![0; value.len() + 2];
+        self.replies.read_exact(&mut body).unwrap();
+        assert!(body[..value.len()] == value[..], "{name}: other bytes");
+        true
+    }
+}
+
+/// Reads everything again and again until told to stop; returns reads and misses.
+fn read_until(address: Value, keys: usize, stop: &std::sync::atomic::AtomicBool) -> (usize, usize) {
+    let mut reader = Reader::connect(&address);
+    let (mut reads, mut misses) = (0, 0);
+    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+        for key in 0..keys {
+            reads += 1;
+            misses += usize::from(!reader.get(key));
+        }
+    }
+    (reads, misses)
+}
+
+/// Faults O35 and O36 with real processes under load: 4 -> 3 -> 4 shards without an error and hardly a miss, then a shard goes for
+/// good.
+#[test]
+fn o35_o36_a_shard_drains_comes_back_and_is_removed_under_load() {
+    const KEYS: usize = 400;
+    let dev = Dev::start(&["--coordinators", "1", "--shards", "4", "--memory-per-shard", "64MiB"]);
+    let proxy = dev.ready["proxy"]["resp"].clone();
+    let mut writer = Reader::connect(&proxy);
+    (0..KEYS).for_each(|key| writer.set(key));
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let slots = || {
+        let of = |s: &Value| (s["slots"].as_u64().unwrap(), s["phase"].as_str().unwrap().to_owned());
+        dev.get("shards").iter().map(of).collect::<Vec<_>>()
+    };
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read_until(proxy.clone(), KEYS, &stop));
+        // Ended also when a check below fails, or the scope would wait for ever.
+        let checks = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let drained = dev.ask(&["drain", "shard", "shard-2"]);
+            let said = String::from_utf8_lossy(&drained.stdout).into_owned();
+            assert!(
+                drained.status.success() && said.ends_with("shard/shard-2 drained\n"),
+                "{said}{drained:?}"
+            );
+            assert_eq!(slots()[1], (0, "Drained".to_owned()));
+            let refused = dev.ask(&["remove", "shard", "shard-2"]);
+            assert_eq!(refused.status.code(), Some(1));
+            assert!(
+                String::from_utf8_lossy(&refused.stderr).contains("still runs"),
+                "{refused:?}"
+            );
+            assert!(dev.ask(&["undrain", "shard", "shard-2"]).status.success());
+            wait_for("its share to come back", || (slots()[1].0 == 8_192).then_some(()));
+        }));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let (reads, misses) = reading.join().unwrap();
+        if let Err(failed) = checks {
+            std::panic::resume_unwind(failed);
+        }
+        println!("{reads} reads, {misses} misses");
+        assert!(reads >= KEYS && misses * 100 <= reads, "{misses} misses of {reads}");
+    });
+    let mut reader = Reader::connect(&proxy);
+    let hits = (0..KEYS).filter(|key| reader.get(*key)).count();
+    assert!(hits * 100 >= KEYS * 98, "{hits} of {KEYS} are left");
+
+    let leaving = ["drain", "shard", "shard-4", "--give-up-after", "200s"];
+    assert!(dev.ask(&leaving).status.success());
+    let pid = i32::try_from(dev.ready["shards"][3]["pid"].as_i64().unwrap()).unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+    wait_for("it to be removable", || {
+        dev.ask(&["remove", "shard", "shard-4"]).status.success().then_some(())
+    });
+    assert_eq!(dev.get("shards").len(), 3);
+    let status = dev.ask(&["status"]);
+    assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));
+}

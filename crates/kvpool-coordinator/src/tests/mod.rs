@@ -8,6 +8,7 @@ mod calls;
 mod cluster;
 mod membership;
 mod panics;
+mod scale;
 mod sessions;
 mod shards;
 mod watches;

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use kvpool_client::Kind;
-use kvpool_proto::v1::StatusReply;
-use kvpool_state::records::{NodeRecord, Record, ShardRecord, SlotMap, SlotRange};
+use kvpool_proto::v1::{ShardStatus, StatusReply};
+use kvpool_state::records::{NodeRecord, Record, ShardRecord, ShardState, SlotMap, SlotRange};
 use serde_json::json;
 
 use super::Target;
@@ -72,13 +72,11 @@ pub async fn run(args: GetArgs) -> Result<ExitCode> {
             let shards = target.ask(client.list(Kind::Shard)).await?.records;
             (self::nodes(nodes, &shards_of(shards)), "nodes")
         }
-        What::Shards => (
-            shards(
-                &shards_of(target.ask(client.list(Kind::Shard)).await?.records),
-                now_ms(),
-            ),
-            "shards",
-        ),
+        What::Shards => {
+            let records = shards_of(target.ask(client.list(Kind::Shard)).await?.records);
+            let status = target.ask(client.status()).await?;
+            (shards(&records, &status, now_ms()), "shards")
+        }
         What::Slots => (slots(target.ask(client.list(Kind::SlotMap)).await?.records), "slots"),
     };
     out::show(&rows.render(args.output, word));
@@ -127,23 +125,37 @@ fn nodes(records: Vec<Record>, shards: &[ShardRecord]) -> Rows {
     }
 }
 
-fn shards(shards: &[ShardRecord], now_ms: u64) -> Rows {
+/// Records, with what the leader knows besides: the phase, whether it is in, its slots.
+fn shards(shards: &[ShardRecord], status: &StatusReply, now_ms: u64) -> Rows {
     let row = |shard: &ShardRecord| {
         let at = shard.addresses.clone().unwrap_or_default();
+        let known = status.shard_status.iter().find(|s| s.id == shard.id).cloned();
+        let now = known.unwrap_or_else(|| ShardStatus {
+            phase: shard.state().word().to_owned(),
+            r#in: shard.state() == ShardState::Up,
+            reason: shard.reason.clone(),
+            since_ms: shard.since_ms,
+            ..ShardStatus::default()
+        });
         let cells = vec![
             shard.id.clone(),
-            shard.state().word().to_owned(),
-            age(shard.since_ms, now_ms),
+            now.phase.clone(),
+            if now.r#in { "in" } else { "out" }.to_owned(),
+            age(now.since_ms, now_ms),
+            now.slots.to_string(),
+            now.primary.to_string(),
             shard.node.clone(),
             shard.pool.clone(),
             ByteSize(shard.capacity_bytes).to_string(),
             shard.incarnation.to_string(),
             at.resp.clone(),
             at.lm.clone(),
-            shard.reason.clone(),
+            now.reason.clone(),
         ];
         let json = json!({
-            "id": shard.id, "state": shard.state().word(), "since_ms": shard.since_ms, "reason": shard.reason,
+            "id": shard.id, "state": shard.state().word(), "since_ms": now.since_ms, "reason": now.reason,
+            "phase": now.phase, "in": now.r#in, "slots": now.slots, "slots_in_sync": now.in_sync,
+            "slots_primary": now.primary, "times_down": shard.downs,
             "node": shard.node, "pool": shard.pool, "number": shard.number, "capacity_bytes": shard.capacity_bytes,
             "incarnation": shard.incarnation, "boot_id": shard.boot_id,
             "peer": at.peer, "resp": at.resp, "lm": at.lm, "http": at.http,
@@ -154,7 +166,10 @@ fn shards(shards: &[ShardRecord], now_ms: u64) -> Rows {
         columns: &[
             "NAME",
             "STATE",
+            "IN/OUT",
             "SINCE",
+            "SLOTS",
+            "PRIMARY",
             "NODE",
             "POOL",
             "CAPACITY",

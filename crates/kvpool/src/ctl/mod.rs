@@ -1,4 +1,5 @@
-//! The commands that ask: `kvpool status` and `kvpool get`.
+//! The commands that ask, `kvpool status` and `kvpool get`, and those that change members: `drain`, `undrain`, `remove`,
+//! `release`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use crate::exit::{failure, unreachable};
 use crate::roles::timing;
 
 pub mod get;
+pub mod members;
 pub mod status;
 pub mod table;
 pub mod text;

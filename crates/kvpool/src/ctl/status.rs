@@ -67,10 +67,22 @@ fn render(status: &StatusReply, now_ms: u64) -> String {
         "coordinators  {reachable} of {} reachable, {leader}\n",
         status.members.len()
     );
-    let up = status.shards.iter().filter(|s| s.state() == ShardState::Up).count();
-    out += &format!("shards        {up} of {} Up\n", status.shards.len());
+    out += &format!("shards        {}\n", shards(status));
     for pool in &status.pools {
         out += &format!("pool          {}\n", self::pool(pool));
+    }
+    out
+}
+
+/// `2 of 4 Up, 1 Draining, 1 Down`.
+fn shards(status: &StatusReply) -> String {
+    let count = |state: ShardState| status.shards.iter().filter(|s| s.state() == state).count();
+    let mut out = format!("{} of {} Up", count(ShardState::Up), status.shards.len());
+    for state in [ShardState::Draining, ShardState::Drained, ShardState::Down] {
+        match count(state) {
+            0 => {}
+            n => out += &format!(", {n} {}", state.word()),
+        }
     }
     out
 }
@@ -168,7 +180,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("1 of 2 Up") && text.contains("9 under-replicated"),
+            text.contains("1 of 2 Up, 1 Down") && text.contains("9 under-replicated"),
             "{text}"
         );
     }

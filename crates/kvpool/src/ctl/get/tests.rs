@@ -120,3 +120,44 @@ fn nodes_sum_their_shards() {
     assert_eq!(value[0]["shards"], json!(["a", "c"]));
     assert_eq!(value[0]["capacity_bytes"], json!(2u64 << 30));
 }
+
+#[test]
+fn shards_show_what_the_leader_knows_or_at_least_the_record() {
+    let record = |id: &str| ShardRecord {
+        id: id.into(),
+        state: ShardState::Up.into(),
+        reason: "registered".into(),
+        ..Default::default()
+    };
+    let status = StatusReply {
+        shard_status: vec![ShardStatus {
+            id: "a".into(),
+            phase: "Suspect".into(),
+            r#in: true,
+            slots: 9,
+            primary: 4,
+            reason: "no heartbeat for 2 s".into(),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let rows = || shards(&[record("a"), record("b")], &status, 0);
+    let value = json_of(rows());
+    assert_eq!(
+        (&value[0]["state"], &value[0]["phase"]),
+        (&json!("Up"), &json!("Suspect"))
+    );
+    assert_eq!(
+        (&value[0]["slots"], &value[0]["slots_primary"], &value[0]["in"]),
+        (&json!(9), &json!(4), &json!(true))
+    );
+    assert_eq!(
+        (&value[1]["phase"], &value[1]["reason"]),
+        (&json!("Up"), &json!("registered"))
+    );
+    let table = rows().render(Output::Table, "shards");
+    assert!(
+        table.contains("Suspect") && table.contains("no heartbeat for 2 s"),
+        "{table}"
+    );
+}
