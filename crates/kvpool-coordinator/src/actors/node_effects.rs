@@ -7,7 +7,7 @@ use crate::metric_definitions as m;
 use kvpool_policy::failure::Verdict;
 use kvpool_proto::v1::ShardHello;
 use kvpool_state::Command;
-use kvpool_state::command::{RegisterShard, ShardLost};
+use kvpool_state::command::{RegisterShard, ShardDown, ShardLost};
 use ractor::ActorRef;
 use std::sync::Arc;
 
@@ -22,13 +22,9 @@ pub(super) fn register(duty: Arc<Duty>, myself: ActorRef<NodeMsg>, attach: Box<A
         };
         let mut end = Finally::new(myself, failed);
         if let Some(incarnation) = replaced {
-            let lost = ShardLost {
-                id: shard.clone(),
-                incarnation,
-                reason: "it came back as another process".into(),
-            };
+            let reason = "it came back as another process".to_owned();
             // Refused or failed: the registration itself says what is wrong.
-            let _ = duty.propose(Command::ShardLost(lost)).await;
+            let _ = duty.propose(lost(&duty, shard.clone(), incarnation, reason)).await;
         }
         let response = duty.propose(registration(&attach.hello)).await;
         let outcome = response.and_then(|r| refused_by_state(&r).map_or(Ok(r.incarnation), Err));
@@ -45,6 +41,23 @@ pub(super) fn register(duty: Arc<Duty>, myself: ActorRef<NodeMsg>, attach: Box<A
             .reply
             .send(outcome.and_then(|incarnation| duty.welcome(incarnation)));
     });
+}
+
+/// The command that an incarnation is gone. Members of the first level don't know the one that counts.
+fn lost(duty: &Duty, id: String, incarnation: u64, reason: String) -> Command {
+    let lost = Command::ShardLost(ShardLost {
+        id: id.clone(),
+        incarnation,
+        reason: reason.clone(),
+    });
+    if duty.core.replica.read(|s| s.feature_level()) >= lost.level() {
+        return lost;
+    }
+    Command::ShardDown(ShardDown {
+        id,
+        incarnation,
+        reason,
+    })
 }
 
 fn registration(hello: &ShardHello) -> Command {
@@ -67,12 +80,8 @@ pub(super) fn declare(duty: Arc<Duty>, myself: ActorRef<NodeMsg>, verdict: Verdi
             cause,
         } = verdict;
         let _end = Finally::new(myself, NodeMsg::Declared { shard: shard.clone() });
-        let lost = ShardLost {
-            id: shard.clone(),
-            incarnation,
-            reason: cause.words(),
-        };
-        match duty.propose(Command::ShardLost(lost)).await {
+        let lost = lost(&duty, shard.clone(), incarnation, cause.words());
+        match duty.propose(lost).await {
             Ok(response) if refused_by_state(&response).is_none() => {
                 metrics::counter!(m::SHARDS_DOWN, "cause" => cause.word()).increment(1);
                 tracing::warn!(%shard, incarnation, reason = cause.words(), term = duty.term, "declared Down");

@@ -3,8 +3,9 @@
 use super::shards::FakeShard;
 use super::{TestCluster, eventually};
 use kvpool_client::{ClientError, Kind, ShardStatus, StatusReply};
-use kvpool_state::Refusal;
+use kvpool_state::command::{Command, ConfigureGroup};
 use kvpool_state::records::{Record, ShardRecord, ShardState};
+use kvpool_state::{Refusal, command};
 
 async fn settled(cluster: &TestCluster) -> StatusReply {
     cluster
@@ -204,6 +205,13 @@ async fn a_shard_that_others_cannot_reach_is_demoted_and_not_evicted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flapping_shard_waits_before_it_takes_slots_again() {
     let cluster = TestCluster::start(1, 2).await;
+    // Times are counted by a command that members of the first level don't know.
+    let level = Command::ConfigureGroup(ConfigureGroup {
+        feature_level: command::READER,
+        ..ConfigureGroup::default()
+    });
+    let core = cluster.running(1).core.clone();
+    assert_eq!(core.propose(&level, None).await.unwrap().refusal(), Refusal::None);
     let _others: Vec<_> = ["a", "b"].map(|id| FakeShard::start(&cluster, id, "boot-1")).into();
     let mut flapping = FakeShard::start(&cluster, "c", "boot-1");
     settled(&cluster).await;
