@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvpool_policy::failure::{Admission, Evidence, FailureDetector, Known, Limits, admit};
-use kvpool_policy::placement::{Input, PlaceShard, plan};
+use kvpool_policy::placement::{Input, Part, PlaceShard, plan};
 use kvpool_raft::MemberId;
 use kvpool_state::command::{PlanSlots, RegisterShard, ShardDown, SlotsInSync};
 use kvpool_state::records::{ShardState, SlotRange};
@@ -185,6 +185,7 @@ impl Leader {
                         incarnation: session.incarnation,
                         heard_ms: session.heard_ms,
                         broken_ms: None,
+                        ..Evidence::default()
                     };
                     office.detector.observe(id, evidence);
                 }
@@ -325,7 +326,11 @@ fn make_plan(state: &State) -> Vec<SlotRange> {
             node: s.node.clone(),
             zone: zone(&s.node).unwrap_or_default(),
             capacity_bytes: s.capacity_bytes,
-            up: s.state() == ShardState::Up,
+            part: if s.state() == ShardState::Up {
+                Part::In
+            } else {
+                Part::Gone
+            },
         })
         .collect();
     let input = Input {
