@@ -9,7 +9,7 @@ use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::cluster_client::ClusterClient;
 use kvpool_proto::v1::{
     ConfigurePoolRequest, DrainShardRequest, Kind, ListReply, ListRequest, ReleaseBrakeRequest, RemoveShardRequest,
-    StatusReply, StatusRequest,
+    ScaleCoordinatorsRequest, StatusReply, StatusRequest,
 };
 use kvpool_proto::{JoinToken, Timing, limits};
 use kvpool_state::Response;
@@ -162,6 +162,23 @@ impl Client {
         self.call("release_brake", |mut c: Cluster| {
             let request = request.clone();
             async move { c.release_brake(request).await }
+        })
+        .await
+    }
+
+    /// Says how many coordinators are wanted: 1, 3 or 5. A refusal by the state is in the response.
+    ///
+    /// # Errors
+    /// [`ClientError`]; after [`ClientError::Deadline`] the change may or may not have happened.
+    pub async fn scale_coordinators(&self, target: u32, why: &str) -> Result<Response, ClientError> {
+        let request = ScaleCoordinatorsRequest {
+            request_id: Some(self.request_id()),
+            target,
+            why: why.to_owned(),
+        };
+        self.call("scale_coordinators", |mut c: Cluster| {
+            let request = request.clone();
+            async move { c.scale_coordinators(request).await }
         })
         .await
     }

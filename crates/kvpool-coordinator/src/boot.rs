@@ -1,8 +1,8 @@
 //! First boot: which cluster an empty member belongs to, and who creates it.
 //!
 //! Invariants: a cluster is created only when every listed member answers and is empty (with `bootstrap` said on each
-//! member of a majority: that majority); a member that has a marker never takes another id; an empty member never joins a cluster that was
-//! created already, for it may be one that lost its disk (with `bootstrap` a person says that it is not).
+//! member of a majority: that majority); a member that has a marker never takes another id; an empty member of a cluster that was created
+//! already may be one that lost its disk: it gets a new raft id from the leader, never its old one (see `join`).
 //!
 //! The member with the lowest id takes a random cluster id and makes it durable; the others, seeing it uninitialized, do
 //! the same; then the first one initializes raft. A crash at any point leaves something from which this goes on.
@@ -37,8 +37,10 @@ pub(crate) enum Step {
     Choose,
     /// Create the cluster: everybody who has to has made the id durable.
     Initialize,
-    /// The cluster exists.
+    /// The cluster exists and this member is in it.
     Joined,
+    /// The cluster exists and this disk is empty: ask the leader for a new raft id (`join`).
+    Join(String),
     /// A person must look.
     Refuse(String),
 }
@@ -52,7 +54,8 @@ pub(crate) fn decide(me: &Me, seeds: &BTreeSet<u64>, replies: &BTreeMap<u64, Mem
                 reply.member_id
             ));
         }
-        if !reply.seeds.iter().eq(seeds.iter()) {
+        // A cluster that exists is not made of lists any more.
+        if !reply.initialized && !reply.seeds.iter().eq(seeds.iter()) {
             return Step::Refuse(format!(
                 "member {id} was started with members {:?}, this one with {seeds:?}",
                 reply.seeds
@@ -82,10 +85,7 @@ pub(crate) fn decide(me: &Me, seeds: &BTreeSet<u64>, replies: &BTreeMap<u64, Mem
     let first = seeds.first() == Some(&me.id) || me.bootstrap && lowest_here;
     match ids.first() {
         Some(_) if created && !me.cluster_id.is_empty() => Step::Joined,
-        Some(id) if created && me.bootstrap => Step::Adopt((*id).to_owned()),
-        Some(id) if created => Step::Refuse(format!(
-            "cluster {id} exists and this member's disk is empty: a member that lost its disk never rejoins under its old id"
-        )),
+        Some(id) if created => Step::Join((*id).to_owned()),
         _ if !enough => Step::Wait(format!("members {missing:?} have not answered")),
         Some(id) if me.cluster_id.is_empty() => Step::Adopt((*id).to_owned()),
         Some(_) if first => {
@@ -134,7 +134,7 @@ pub(crate) async fn next_step(core: &Core, me: &Me) -> Result<Step, CoordinatorE
 
 async fn ask_all(core: &Core, me: &Me) -> (BTreeMap<u64, MemberHelloReply>, Vec<String>) {
     let others = core.seeds.iter().filter(|(id, _)| **id != me.id);
-    let asked = others.map(|(id, address)| async move { (*id, hello(core, me, *id, address).await) });
+    let asked = others.map(|(id, address)| async move { (*id, hello(core, &me.cluster_id, *id, address).await) });
     let mut replies = BTreeMap::new();
     let mut refusals = Vec::new();
     for (id, reply) in futures::future::join_all(asked).await {
@@ -156,12 +156,17 @@ async fn ask_all(core: &Core, me: &Me) -> (BTreeMap<u64, MemberHelloReply>, Vec<
 }
 
 /// `Err(None)`: not reached.
-async fn hello(core: &Core, me: &Me, to: u64, address: &str) -> Result<MemberHelloReply, Option<Refused>> {
+pub(crate) async fn hello(
+    core: &Core,
+    cluster_id: &str,
+    to: u64,
+    address: &str,
+) -> Result<MemberHelloReply, Option<Refused>> {
     let channel = endpoint(address, core.timing).map_err(|_| None)?.connect_lazy();
     let mut request = Request::new(MemberHello {
-        from: me.id,
+        from: core.name,
         to,
-        cluster_id: me.cluster_id.clone(),
+        cluster_id: cluster_id.to_owned(),
     });
     core.token.attach(request.metadata_mut());
     match timeout(core.timing.attempt(), MembersClient::new(channel).hello(request)).await {
@@ -192,6 +197,7 @@ mod tests {
                 cluster_id,
                 initialized,
                 seeds: vec![1, 2, 3],
+                ..MemberHelloReply::default()
             },
         )
     }
@@ -241,11 +247,15 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_member_never_joins_what_exists() {
-        assert!(matches!(step(&me(3, ""), &[reply(1, "X", true)]), Step::Refuse(_)));
-        let mut new = me(3, "");
-        new.bootstrap = true;
-        assert_eq!(step(&new, &[reply(1, "X", true)]), Step::Adopt("X".into()));
+    fn an_empty_member_asks_to_join_what_exists() {
+        for bootstrap in [false, true] {
+            let mut new = me(3, "");
+            new.bootstrap = bootstrap;
+            assert_eq!(step(&new, &[reply(1, "X", true)]), Step::Join("X".into()));
+            // Two of three disks are lost: the one that is left says that the cluster exists.
+            let answers = [reply(1, "X", true), reply(2, "", false)];
+            assert_eq!(step(&new, &answers), Step::Join("X".into()));
+        }
     }
 
     #[test]

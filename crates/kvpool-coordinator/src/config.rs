@@ -23,6 +23,9 @@ pub struct CoordinatorConfig {
     /// Said once, by a person who knows that this member is new: a majority of such members creates the cluster without
     /// the others, and a later one joins it. Without it all members must answer. Not used once there is a marker.
     pub bootstrap: bool,
+    /// Highest feature level that this member says it can work at: [`kvpool_state::command::READER`]. Lower in tests of mixed
+    /// versions.
+    pub features: u32,
     /// Ends the member gracefully.
     pub shutdown: CancellationToken,
 }

@@ -38,6 +38,12 @@ impl Contacts {
         self.inner.lock().answers.insert(member, Instant::now());
     }
 
+    /// How long a member has not answered; without end when it never has.
+    pub(crate) fn silence(&self, member: u64) -> Duration {
+        let last = self.inner.lock().answers.get(&member).copied();
+        last.map_or(Duration::MAX, |at| at.elapsed())
+    }
+
     pub(crate) fn reachable(&self, member: u64) -> bool {
         self.inner
             .lock()

@@ -20,7 +20,12 @@ use tokio::sync::watch;
 pub(crate) type Raft = RaftNode<Machine>;
 
 pub(crate) struct Core {
-    pub(crate) id: u64,
+    /// This member's name: its number in the list of members. Its raft id is one disk life's, see `raft_id`.
+    pub(crate) name: u64,
+    /// Highest feature level that this build can work at.
+    pub(crate) features: u32,
+    /// Why this process is not a member yet, or any more.
+    pub(crate) waits: Mutex<Option<String>>,
     pub(crate) seeds: BTreeMap<u64, String>,
     pub(crate) token: JoinToken,
     pub(crate) timing: Timing,
@@ -43,7 +48,9 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(config: &CoordinatorConfig) -> Arc<Self> {
         Arc::new(Core {
-            id: config.id,
+            name: config.id,
+            features: config.features,
+            waits: Mutex::default(),
             seeds: config.members.iter().cloned().collect(),
             token: config.join_token.clone(),
             timing: config.timing,
@@ -82,6 +89,11 @@ impl Core {
 
     pub(crate) fn cluster_id(&self) -> String {
         self.cluster_id.lock().clone()
+    }
+
+    /// The raft id on this member's disk; its name as long as there is none.
+    pub(crate) fn raft_id(&self) -> u64 {
+        self.raft.get().map_or(self.name, |r| r.status().member_id)
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -134,7 +146,7 @@ impl Core {
     }
 
     pub(crate) fn not_leader(&self, leader: Option<Leader>) -> Refused {
-        match leader.filter(|l| l.id != self.id && !l.address.is_empty()) {
+        match leader.filter(|l| l.id != self.raft_id() && !l.address.is_empty()) {
             Some(leader) => Refused::new(Reason::NotLeader, format!("member {} leads, not this one", leader.id))
                 .with_leader(Some(leader.address)),
             None => self.no_leader(),

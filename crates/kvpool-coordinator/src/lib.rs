@@ -9,6 +9,7 @@ mod boot;
 mod config;
 mod contacts;
 mod core;
+mod join;
 mod listener;
 pub mod metric_definitions;
 pub mod offline;

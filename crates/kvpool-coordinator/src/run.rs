@@ -4,6 +4,7 @@ use crate::actors::start_root;
 use crate::boot::{Me, Step, next_step};
 use crate::config::{CoordinatorConfig, CoordinatorError};
 use crate::core::{Core, Raft};
+use crate::join::{join, stay};
 use crate::metric_definitions::describe_metrics;
 use crate::replica::Machine;
 use crate::server::serve;
@@ -139,12 +140,17 @@ async fn member(
     let disk = open_disk(data_dir).await?;
     let marker = Marker::read(&disk)?;
     let mut me = Me {
-        id: core.id,
+        id: core.name,
         bootstrap: bootstrap && marker.is_none(),
         cluster_id: String::new(),
     };
+    let mut raft_id = me.id;
     if let Some(marker) = marker {
         me.cluster_id = marker.cluster_id;
+        // Another seed's disk is refused by raft; an id that was handed out is for the leader to judge.
+        if !core.seeds.contains_key(&marker.member_id) {
+            raft_id = marker.member_id;
+        }
     } else {
         let step = tokio::select! {
             step = next_step(core, &me) => step?,
@@ -152,20 +158,30 @@ async fn member(
         };
         me.cluster_id = match step {
             Step::Adopt(id) => id,
+            Step::Join(id) => {
+                let boot = uuid::Uuid::new_v4().to_string();
+                let joined = tokio::select! {
+                    joined = join(core, &id, &boot, 0) => joined?,
+                    () = shutdown.cancelled() => return Ok(()),
+                };
+                raft_id = joined;
+                id
+            }
             _ => uuid::Uuid::new_v4().to_string(),
         };
-        tracing::info!(member = me.id, cluster = %me.cluster_id, "this member joins a new cluster");
+        tracing::info!(member = me.id, cluster = %me.cluster_id, raft_id, "this member joins a cluster");
     }
     let timing = match core.timing {
         Timing::Normal => RaftTiming::Normal,
         Timing::Relaxed => RaftTiming::Relaxed,
     };
     let transport = GrpcTransport::new(core.token.clone(), core.timing, core.contacts.clone());
-    let config = Config::new(me.cluster_id.clone(), me.id, timing);
+    let config = Config::new(me.cluster_id.clone(), raft_id, timing);
     let raft: Raft = RaftNode::start(config, disk, transport, Machine(core.replica.clone())).await?;
     core.raft_started(raft.clone(), &me.cluster_id);
     let outcome = tokio::select! {
         outcome = lead_or_follow(core, &raft, &me, ready) => outcome,
+        refused = stay(core, raft_id) => Err(refused),
         () = shutdown.cancelled() => Ok(()),
     };
     if outcome.is_ok() {

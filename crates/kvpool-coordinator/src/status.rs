@@ -7,7 +7,7 @@ use crate::core::Core;
 use crate::metric_definitions as m;
 use kvpool_proto::v1::{Condition, MemberStatus, PoolStatus, StatusReply};
 use kvpool_raft::Status;
-use kvpool_state::records::PoolRecord;
+use kvpool_state::records::{MemberRecord, PoolRecord};
 use kvpool_state::{SLOTS, State};
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) fn report(core: &Core) -> StatusReply {
     let has_quorum = core.contacts.quorum(&raft) && raft.leader.is_some();
     let members = members(core, &raft);
     let mut reply = StatusReply {
-        member_id: core.id,
+        member_id: core.raft_id(),
         is_leader: raft.is_leader(),
         cluster_id: core.cluster_id(),
         term: raft.term,
@@ -38,6 +38,9 @@ pub(crate) fn report(core: &Core) -> StatusReply {
     }
     member_conditions(&members, raft.is_leader(), &mut conditions);
     let suspects = duty.as_ref().map(|d| d.suspects()).unwrap_or_default();
+    if let Some(why) = core.waits.lock().as_deref() {
+        conditions.push(condition("not_a_member", &core.name.to_string(), why));
+    }
     core.replica.read(|state| {
         reply.revision = state.revision();
         match state.cluster() {
@@ -75,6 +78,9 @@ pub(crate) fn report(core: &Core) -> StatusReply {
     }
     if let Some(duty) = &duty {
         shards::unheard(duty, &suspects, &reply.shards, &mut conditions);
+        if let Some(why) = duty.group_waits.lock().as_deref() {
+            conditions.push(condition("group_waits", "coordinators", why));
+        }
     }
     reply.members = members;
     reply.healthy = conditions.is_empty();
@@ -97,13 +103,15 @@ fn members(core: &Core, raft: &Status) -> Vec<MemberStatus> {
     } else {
         raft.members.clone()
     };
+    let records: BTreeMap<u64, MemberRecord> = core.replica.read(|s| s.members().map(|m| (m.id, m.clone())).collect());
     let leader = raft.leader.as_ref().map(|l| l.id);
     let one = |(id, endpoint): (u64, String)| {
-        let me = id == core.id;
+        let me = id == core.raft_id();
         let role = match (me, leader == Some(id)) {
             (true, _) => raft.role.name(),
             (false, true) => "leader",
-            (false, false) if raft.is_leader() => "follower",
+            (false, false) if raft.is_leader() && raft.voters.contains(&id) => "follower",
+            (false, false) if raft.is_leader() => "learner",
             (false, false) => "unknown",
         };
         MemberStatus {
@@ -116,6 +124,8 @@ fn members(core: &Core, raft: &Status) -> Vec<MemberStatus> {
                 .get(&id)
                 .filter(|_| raft.is_leader())
                 .map_or(0, |f| f.lag),
+            name: records.get(&id).map_or(0, |m| m.name),
+            since_ms: records.get(&id).map_or(0, |m| m.since_ms),
         }
     };
     known.into_iter().map(one).collect()

@@ -279,15 +279,15 @@ pub fn next(group: &Group) -> Step {
 
 /// Records and raft say the same of who is where.
 fn keep_books(group: &Group) -> Option<Step> {
+    if group.target == 0 {
+        return u32::try_from(group.size()).ok().map(Step::Want);
+    }
     let unwritten = group.peers.iter().find(|(id, p)| p.voter && **id >= group.next_id);
     if let Some((id, peer)) = unwritten {
         return Some(Step::Record {
             id: *id,
             address: peer.address.clone(),
         });
-    }
-    if group.target == 0 {
-        return u32::try_from(group.size()).ok().map(Step::Want);
     }
     let wanted = group.wanted();
     for name in group.names.values() {

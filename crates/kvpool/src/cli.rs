@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::bench::BenchArgs;
 use crate::ctl::members::{DrainArgs, ReleaseArgs, RemoveArgs, UndrainArgs};
-use crate::ctl::{get::GetArgs, status::StatusArgs};
+use crate::ctl::{get::GetArgs, scale::ScaleArgs, status::StatusArgs};
 use crate::data::check::CheckArgs;
 use crate::dev::DevArgs;
 use crate::roles::coordinator::CoordinatorArgs;
@@ -45,7 +45,7 @@ pub enum Command {
     Proxy(Run<ProxyArgs>),
     /// Say whether the pool is healthy, and if not, what is degraded and why
     Status(StatusArgs),
-    /// Show nodes, shards, slots, coordinators or pools
+    /// Show nodes, shards, slots, members (the coordinators) or pools
     Get(GetArgs),
     /// Let a shard hand over its slots and take no new ones
     Drain(DrainArgs),
@@ -55,6 +55,8 @@ pub enum Command {
     Remove(RemoveArgs),
     /// Release a brake that the coordinator has put on itself
     Release(ReleaseArgs),
+    /// Say how many coordinators are wanted
+    Scale(ScaleArgs),
     /// Measure servers against each other: throughput, latency and CPU per byte, every byte verified
     Bench(BenchArgs),
 }

@@ -42,6 +42,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Dev(args) => one_thread()?.block_on(dev::run(*args)),
         Command::Status(args) => one_thread()?.block_on(ctl::status::run(args)),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Scale(args) => one_thread()?.block_on(ctl::scale::run(args)),
         Command::Get(args) => one_thread()?.block_on(ctl::get::run(args)),
         Command::Drain(args) => one_thread()?.block_on(ctl::members::drain(args)),
         Command::Undrain(args) => one_thread()?.block_on(ctl::members::undrain(args)),

@@ -1,6 +1,7 @@
 //! What the actors of one leadership share. It carries the term (R1) and ends with it.
 
 use crate::actors::gate::{Gate, Permit};
+use crate::actors::group::{GroupMsg, Join};
 use crate::actors::inbox::Inbox;
 use crate::actors::node_supervisor::NodeSupervisorMsg;
 use crate::actors::observed::Observed;
@@ -10,7 +11,7 @@ use kvpool_policy::failure::{Limits, Suspicion};
 use kvpool_policy::membership::{Brake, brake};
 use kvpool_policy::placement::{Part, Shortfall};
 use kvpool_proto::meta::{Reason, Refused};
-use kvpool_proto::v1::{ShardHello, Welcome};
+use kvpool_proto::v1::{JoinReply, ShardHello, Welcome};
 use kvpool_state::records::ShardRecord;
 use kvpool_state::{Command, Refusal, Response};
 use parking_lot::Mutex;
@@ -23,6 +24,9 @@ use tokio_util::sync::CancellationToken;
 
 /// Registrations under way at once; beyond it shards come again a moment later.
 const MAX_ATTACHING: usize = 256;
+
+/// Members that ask to be let in at once.
+const MAX_JOINING: usize = 64;
 
 /// A shard asks for a session.
 #[derive(Debug)]
@@ -94,6 +98,11 @@ pub(crate) struct Duty {
     /// Replaced when the supervisor is restarted.
     pub(crate) nodes: Mutex<Option<ActorRef<NodeSupervisorMsg>>>,
     attaching: Gate,
+    /// Replaced when the actor is restarted.
+    pub(crate) group: Mutex<Option<ActorRef<GroupMsg>>>,
+    joining: Gate,
+    /// What the group's next change waits for, for the status.
+    pub(crate) group_waits: Mutex<Option<String>>,
 }
 
 impl Duty {
@@ -110,6 +119,9 @@ impl Duty {
             held: Mutex::default(),
             nodes: Mutex::default(),
             attaching: Gate::new("registrations", MAX_ATTACHING),
+            group: Mutex::default(),
+            joining: Gate::new("joins", MAX_JOINING),
+            group_waits: Mutex::default(),
         })
     }
 
@@ -173,6 +185,19 @@ impl Duty {
             }
         }
         open
+    }
+
+    /// Lets a member in under its name, or says why not.
+    pub(crate) async fn join(&self, ask: kvpool_policy::group::Ask) -> Result<JoinReply, Refused> {
+        let _permit = self.joining.enter()?;
+        let again = || Refused::new(Reason::LeaseExpired, "this leader is not ready to take members yet");
+        let group = self.group.lock().clone().ok_or_else(again)?;
+        let ask = |reply| GroupMsg::Join(Box::new(Join { ask, reply, _permit }));
+        match group.call(ask, Some(self.core.timing.attempt())).await {
+            Ok(CallResult::Success(answer)) => answer,
+            Ok(CallResult::Timeout) => Err(Refused::new(Reason::Unknown, "the admission took too long")),
+            Ok(CallResult::SenderError) | Err(_) => Err(again()),
+        }
     }
 
     /// Commits an effect of this term. Refused when the term is over: the new leader decides anew.

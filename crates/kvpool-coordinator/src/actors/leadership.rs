@@ -45,7 +45,7 @@ impl LeadershipState {
         self.term = leads;
         let Some(term) = leads else { return };
         metrics::counter!(m::LEADER_CHANGES).increment(1);
-        tracing::info!(term, member = self.core.id, "this member leads");
+        tracing::info!(term, member = self.core.raft_id(), "this member leads");
         let (core, myself) = (self.core.clone(), myself.clone());
         self.catching_up = Some(OwnedTask::spawn(async move {
             catch_up(&core).await;

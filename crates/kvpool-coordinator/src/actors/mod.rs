@@ -7,6 +7,8 @@
 mod catch_up;
 mod duty;
 mod gate;
+mod group;
+mod group_effects;
 mod inbox;
 mod leadership;
 mod node;
@@ -60,6 +62,7 @@ fn follow_state<M: Message>(
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     Leadership,
+    Group,
     NodeSupervisor,
     Node(String),
     PoolSupervisor,

@@ -1,6 +1,7 @@
 //! The actors of one leadership: built from state with a [`Duty`], killed when it is dropped (also by a panic of Leadership).
 
 use crate::actors::duty::Duty;
+use crate::actors::group::{GroupActor, GroupMsg};
 use crate::actors::leadership::LeadershipMsg;
 use crate::actors::node_supervisor::{NodeSupervisor, NodeSupervisorMsg};
 use crate::actors::pool_supervisor::{PoolSupervisor, PoolSupervisorMsg};
@@ -10,17 +11,19 @@ use crate::metric_definitions as m;
 use ractor::{Actor, ActorRef, SupervisionEvent};
 use std::sync::Arc;
 
-/// The two supervisors below Leadership.
+/// What stands right below Leadership.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Branch {
     Nodes,
     Pools,
+    Group,
 }
 
 pub(crate) struct Tree {
     duty: Arc<Duty>,
     nodes: Nursery<NodeSupervisorMsg>,
     pools: Nursery<PoolSupervisorMsg>,
+    group: Nursery<GroupMsg>,
 }
 
 impl Tree {
@@ -34,13 +37,16 @@ impl Tree {
         }
         let nodes = Nursery::new("NodeSupervisor", core.conditions.clone());
         let pools = Nursery::new("PoolSupervisor", core.conditions.clone());
+        let group = Nursery::new("GroupActor", core.conditions.clone());
         let mut tree = Tree {
             duty: Duty::new(core, term),
             nodes,
             pools,
+            group,
         };
         tree.spawn(leadership, Branch::Nodes).await;
         tree.spawn(leadership, Branch::Pools).await;
+        tree.spawn(leadership, Branch::Group).await;
         tree.duty.core.duty.send_replace(Some(tree.duty.clone()));
         tree
     }
@@ -60,6 +66,13 @@ impl Tree {
                 Ok((actor, _)) => return self.pools.put("", actor),
                 Err(e) => self.pools.failed("", &e.to_string()),
             },
+            Branch::Group => match GroupActor::spawn_linked(None, GroupActor, duty, above).await {
+                Ok((actor, _)) => {
+                    *self.duty.group.lock() = Some(actor.clone());
+                    return self.group.put("", actor);
+                }
+                Err(e) => self.group.failed("", &e.to_string()),
+            },
         };
         leadership.send_after(failed, move || LeadershipMsg::Respawn(branch));
     }
@@ -69,6 +82,7 @@ impl Tree {
         let missing = match branch {
             Branch::Nodes => self.nodes.is_missing(""),
             Branch::Pools => self.pools.is_missing(""),
+            Branch::Group => self.group.is_missing(""),
         };
         if missing {
             self.spawn(leadership, branch).await;
@@ -82,10 +96,16 @@ impl Tree {
         if let Some((_, after)) = self.pools.died(event) {
             leadership.send_after(after, || LeadershipMsg::Respawn(Branch::Pools));
         }
+        if let Some((_, after)) = self.group.died(event) {
+            leadership.send_after(after, || LeadershipMsg::Respawn(Branch::Group));
+        }
     }
 
     #[cfg(test)]
     pub(crate) fn let_panic(&self, target: &super::Target) {
+        if let (super::Target::Group, Some(group)) = (target, self.group.get("")) {
+            let _ = group.cast(GroupMsg::Panic);
+        }
         if let Some(nodes) = self.nodes.get("") {
             let _ = nodes.cast(NodeSupervisorMsg::Panic(target.clone()));
         }
@@ -100,7 +120,7 @@ impl Drop for Tree {
         let core = &self.duty.core;
         tracing::info!(
             term = self.duty.term,
-            member = core.id,
+            member = core.raft_id(),
             "the duties of this leadership end"
         );
         self.duty.end.cancel();
@@ -110,5 +130,6 @@ impl Drop for Tree {
         // Killed, not stopped: a stop would wait for a handler that may hang.
         self.nodes.remove("");
         self.pools.remove("");
+        self.group.remove("");
     }
 }

@@ -9,9 +9,9 @@ use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::cluster_server::Cluster;
 use kvpool_proto::v1::{
     ConfigurePoolRequest, DrainShardRequest, Kind, ListReply, ListRequest, ReleaseBrakeRequest, RemoveShardRequest,
-    StatusReply, StatusRequest, WatchReply, WatchRequest,
+    ScaleCoordinatorsRequest, StatusReply, StatusRequest, WatchReply, WatchRequest,
 };
-use kvpool_state::command::{ConfigurePool, DrainShard, ReleaseBrake, RemoveShard};
+use kvpool_state::command::{ConfigureGroup, ConfigurePool, DrainShard, ReleaseBrake, RemoveShard};
 use kvpool_state::records::{Event, Record};
 use kvpool_state::{Command, Response as StateResponse};
 use std::sync::Arc;
@@ -65,6 +65,23 @@ impl ClusterService {
                 .collect();
             ListReply { revision, records }
         }))
+    }
+
+    async fn scale_here(&self, request: ScaleCoordinatorsRequest) -> Result<StateResponse, Refused> {
+        if !matches!(request.target, 1 | 3 | 5) {
+            let text = format!("a group has 1, 3 or 5 coordinators, not {}", request.target);
+            return Err(Refused::new(Reason::Invalid, text));
+        }
+        let command = Command::ConfigureGroup(ConfigureGroup {
+            target_members: request.target,
+            feature_level: 0,
+            why: request.why,
+        });
+        if self.core.replica.read(|s| s.feature_level()) < command.level() {
+            let text = "the members do not all know this yet: see the status for who must be upgraded";
+            return Err(Refused::new(Reason::LeaseExpired, text));
+        }
+        self.bounded(self.core.propose(&command, request.request_id)).await
     }
 
     async fn configure_here(&self, request: ConfigurePoolRequest) -> Result<StateResponse, Refused> {
@@ -149,6 +166,16 @@ impl Cluster for ClusterService {
             // The leader is out of reach: this member tells what it knows.
             Err(_) => Ok(Response::new(report(&self.core))),
         }
+    }
+
+    async fn scale_coordinators(
+        &self,
+        request: Request<ScaleCoordinatorsRequest>,
+    ) -> Result<Response<StateResponse>, Status> {
+        let here = self.scale_here(request.get_ref().clone());
+        let there =
+            |mut c: kvpool_proto::v1::cluster_client::ClusterClient<_>, r| async move { c.scale_coordinators(r).await };
+        Ok(self.forward.at_leader(request, here, there).await?)
     }
 
     async fn configure_pool(&self, request: Request<ConfigurePoolRequest>) -> Result<Response<StateResponse>, Status> {

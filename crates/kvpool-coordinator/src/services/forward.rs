@@ -46,7 +46,7 @@ impl Forwarder {
         let leader = status
             .leader
             .clone()
-            .filter(|l| l.id != core.id && !l.address.is_empty());
+            .filter(|l| l.id != core.raft_id() && !l.address.is_empty());
         let address = match leader {
             Some(leader)
                 if !request.metadata().contains_key(FORWARDED) && !status.role.eq(&kvpool_raft::Role::Leader) =>

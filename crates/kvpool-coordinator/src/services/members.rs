@@ -1,10 +1,12 @@
 //! The service between members: who are you, and raft's messages.
 
 use crate::core::{Core, refuse};
+use crate::services::check_name;
 use crate::transport::lane_number;
+use kvpool_policy::group::Ask;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::members_server::Members;
-use kvpool_proto::v1::{MemberHello, MemberHelloReply, RaftMessage};
+use kvpool_proto::v1::{JoinReply, JoinRequest, MemberHello, MemberHelloReply, RaftMessage};
 use kvpool_raft::{HandleError, Lane};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
@@ -27,12 +29,37 @@ impl Members for MembersService {
             return Err(refuse(Refused::new(Reason::ClusterId, text)));
         }
         Ok(Response::new(MemberHelloReply {
-            member_id: core.id,
+            member_id: core.name,
             cluster_id,
             // A member that only granted a vote has no membership yet, but it is not new either.
             initialized: core.status().initialized() || core.status().term > 0,
             seeds: core.seeds.keys().copied().collect(),
+            raft_id: core.status().member_id,
+            features: core.features,
         }))
+    }
+
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        let asked = request.into_inner();
+        let core = &self.core;
+        let mine = core.cluster_id();
+        if !asked.cluster_id.is_empty() && asked.cluster_id != mine {
+            let text = format!(
+                "member {} is of cluster {}, this is {mine}",
+                asked.name, asked.cluster_id
+            );
+            return Err(refuse(Refused::new(Reason::ClusterId, text)));
+        }
+        check_name("address", &asked.address).map_err(refuse)?;
+        let ask = Ask {
+            name: asked.name,
+            address: asked.address,
+            boot: asked.boot,
+            id: asked.raft_id,
+        };
+        let duty = core.duty.borrow().clone();
+        let duty = duty.ok_or_else(|| refuse(core.elsewhere()))?;
+        duty.join(ask).await.map(Response::new).map_err(refuse)
     }
 
     async fn exchange(&self, request: Request<RaftMessage>) -> Result<Response<RaftMessage>, Status> {

@@ -118,6 +118,7 @@ impl TestCluster {
             timing: Timing::Relaxed,
             factor: self.factor,
             bootstrap: false,
+            features: kvpool_state::command::READER,
             shutdown: shutdown.clone(),
         };
         change(&mut config);

@@ -7,6 +7,7 @@ mod boot;
 mod calls;
 mod cluster;
 mod membership;
+mod group;
 mod panics;
 mod scale;
 mod sessions;

@@ -12,7 +12,9 @@ async fn an_injected_panic_in_any_actor_loses_nothing() {
     let cluster = TestCluster::start(1, 2).await;
     let shards: Vec<_> = ["a", "b"].map(|id| FakeShard::start(&cluster, id, "boot-1")).into();
     cluster
-        .wait_status("all slots are where they belong", |s| s.healthy && s.pools[0].settled)
+        .wait_status("all slots are where they belong", |s| {
+            s.healthy && s.pools[0].settled && s.members.iter().all(|m| m.name != 0)
+        })
         .await;
     let incarnations = (shards[0].incarnation().await, shards[1].incarnation().await);
     let before = cluster.client().list(Kind::Unspecified).await.unwrap();
@@ -27,6 +29,7 @@ async fn an_injected_panic_in_any_actor_loses_nothing() {
         Target::Pool("default".into()),
         Target::NodeSupervisor,
         Target::PoolSupervisor,
+        Target::Group,
         Target::Leadership,
     ];
     for target in targets {

@@ -20,14 +20,14 @@ const EXAMPLES: &str = "\
 Examples:
   kvpool get shards
   kvpool get slots -o json
-  kvpool get coordinators --endpoints 127.0.0.1:7400,127.0.0.1:7402,127.0.0.1:7404
+  kvpool get members --endpoints 127.0.0.1:7400,127.0.0.1:7402,127.0.0.1:7404
   KVPOOL_ENDPOINTS=10.0.0.1:7400 kvpool get pools
 
 JSON is always an array of objects; fields are added in later versions, never renamed. Sizes are bytes, times are
 milliseconds since 1970.
 Exit codes: 0 shown, 1 refused (for example: no quorum), 2 wrong usage, 3 no coordinator answered.";
 
-/// Show nodes, shards, slots, coordinators or pools.
+/// Show nodes, shards, slots, members (the coordinators) or pools.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct GetArgs {
@@ -52,9 +52,9 @@ enum What {
     /// Ranges of slots with their copies, primary first
     #[value(alias = "slot")]
     Slots,
-    /// Members of the Raft group
-    #[value(alias = "coordinator")]
-    Coordinators,
+    /// Members of the Raft group: the coordinators
+    #[value(alias = "member", alias = "coordinators", alias = "coordinator")]
+    Members,
     /// Named sets of shards
     #[value(alias = "pool")]
     Pools,
@@ -65,7 +65,7 @@ pub async fn run(args: GetArgs) -> Result<ExitCode> {
     let client = args.target.client()?;
     let target = &args.target;
     let (rows, word) = match args.what {
-        What::Coordinators => (coordinators(&target.ask(client.status()).await?), "coordinators"),
+        What::Members => (members(&target.ask(client.status()).await?, now_ms()), "members"),
         What::Pools => (pools(&target.ask(client.status()).await?), "pools"),
         What::Nodes => {
             let nodes = target.ask(client.list(Kind::Node)).await?.records;
@@ -182,26 +182,29 @@ fn shards(shards: &[ShardRecord], status: &StatusReply, now_ms: u64) -> Rows {
     }
 }
 
-fn coordinators(status: &StatusReply) -> Rows {
+fn members(status: &StatusReply, now_ms: u64) -> Rows {
     let row = |member: &kvpool_proto::v1::MemberStatus| {
         let leads = member.id == status.leader_id && status.leader_id != 0;
         let reachable = if member.reachable { "yes" } else { "no" };
+        let known = |shown: String, number: u64| if number == 0 { "-".to_owned() } else { shown };
         let cells = vec![
+            known(member.name.to_string(), member.name),
             member.id.to_string(),
             member.endpoint.clone(),
             member.role.clone(),
             status.term.to_string(),
             reachable.to_owned(),
             member.lag.to_string(),
+            known(age(member.since_ms, now_ms), member.since_ms),
         ];
         let json = json!({
-            "id": member.id, "endpoint": member.endpoint, "role": member.role, "leader": leads, "term": status.term,
+            "name": member.name, "id": member.id, "since_ms": member.since_ms, "endpoint": member.endpoint, "role": member.role, "leader": leads, "term": status.term,
             "reachable": member.reachable, "lag": member.lag,
         });
         (cells, json)
     };
     Rows {
-        columns: &["ID", "ENDPOINT", "ROLE", "TERM", "REACHABLE", "LAG"],
+        columns: &["NAME", "ID", "ENDPOINT", "ROLE", "TERM", "REACHABLE", "LAG", "SINCE"],
         rows: status.members.iter().map(row).collect(),
     }
 }

@@ -1,5 +1,5 @@
 //! The commands that ask, `kvpool status` and `kvpool get`, and those that change members: `drain`, `undrain`, `remove`,
-//! `release`.
+//! `release`, `scale`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use crate::roles::timing;
 
 pub mod get;
 pub mod members;
+pub mod scale;
 pub mod status;
 pub mod table;
 pub mod text;

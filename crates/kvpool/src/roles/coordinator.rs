@@ -33,7 +33,8 @@ Examples:
       join-token-file = \"/etc/kvpool/token\"
 
 The cluster is created when all members answer and all are empty, and never again. A member that has lost its data
-directory is refused.";
+directory comes back under a new raft id: the leader lets it in once its old self has been silent for a lease and a majority
+answers. One whose number is beyond `kvpool scale coordinators` is idle until it is wanted.";
 
 /// Run one member of the Raft group.
 #[derive(Debug, Args)]
@@ -104,6 +105,7 @@ pub async fn run(args: CoordinatorArgs) -> Result<ExitCode> {
         timing: base.timing,
         factor: own.factor.unwrap_or(crate::config::DEFAULT_FACTOR),
         bootstrap: own.bootstrap.unwrap_or(false),
+        features: kvpool_state::command::READER,
         shutdown: base.shutdown.clone(),
     })?;
     let handle = coordinator.handle();

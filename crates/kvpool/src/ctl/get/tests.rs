@@ -81,6 +81,7 @@ fn exactly_the_leader_is_marked() {
         role: role.into(),
         reachable: true,
         lag: 0,
+        ..Default::default()
     };
     let mut status = StatusReply {
         leader_id: 2,
@@ -88,7 +89,7 @@ fn exactly_the_leader_is_marked() {
         ..Default::default()
     };
     status.members = vec![member(1, "follower"), member(2, "leader"), member(3, "follower")];
-    let value = json_of(coordinators(&status));
+    let value = json_of(members(&status, 0));
     let leaders: Vec<_> = value
         .as_array()
         .unwrap()
