@@ -1,30 +1,16 @@
 //! Connections to members. A connection that failed is dropped and made anew (fault O12).
 
-use kvpool_proto::{JoinToken, Timing, limits};
+use kvpool_net::Trust;
+use kvpool_proto::{JoinToken, Timing};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 /// Most connections kept; leader hints may name members that were not configured.
 const MAX_CHANNELS: usize = 16;
-
-/// Settings of every connection to a member: keepalive also when idle, bounded connecting.
-///
-/// # Errors
-/// A sentence when the address is not `host:port`.
-pub fn endpoint(address: &str, timing: Timing) -> Result<Endpoint, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|e| format!("failed to read the address {address:?}: {e}"))?;
-    Ok(endpoint
-        .connect_timeout(timing.attempt() / 2)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(limits::KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(limits::KEEPALIVE_TIMEOUT)
-        .keep_alive_while_idle(true))
-}
 
 /// Puts the join token into every call.
 #[derive(Clone)]
@@ -42,14 +28,16 @@ pub(crate) type Authenticated = InterceptedService<Channel, AttachToken>;
 /// One connection per member.
 pub(crate) struct Channels {
     token: JoinToken,
+    trust: Trust,
     timing: Timing,
     open: Mutex<BTreeMap<String, Channel>>,
 }
 
 impl Channels {
-    pub(crate) fn new(token: JoinToken, timing: Timing) -> Self {
+    pub(crate) fn new(token: JoinToken, trust: Trust, timing: Timing) -> Self {
         Channels {
             token,
+            trust,
             timing,
             open: Mutex::new(BTreeMap::new()),
         }
@@ -61,7 +49,7 @@ impl Channels {
         let channel = match open.get(address) {
             Some(channel) => channel.clone(),
             None => {
-                let channel = endpoint(address, self.timing)?.connect_lazy();
+                let channel = self.trust.endpoint(address, self.timing)?.connect_lazy();
                 if open.len() >= MAX_CHANNELS {
                     open.pop_first();
                 }

@@ -5,6 +5,7 @@ use crate::channel::{Authenticated, Channels};
 use crate::error::ClientError;
 use crate::metric_definitions as m;
 use crate::watch::{WatchFilter, WatchStream};
+use kvpool_net::Trust;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::cluster_client::ClusterClient;
 use kvpool_proto::v1::{
@@ -28,6 +29,7 @@ pub struct ClientConfig {
     /// Coordinators, each `host:port`.
     pub endpoints: Vec<String>,
     pub join_token: JoinToken,
+    pub trust: Trust,
     pub timing: Timing,
 }
 
@@ -60,7 +62,7 @@ impl Client {
     pub fn new(config: ClientConfig) -> Client {
         crate::metric_definitions::describe_metrics();
         Client(Arc::new(Inner {
-            channels: Channels::new(config.join_token, config.timing),
+            channels: Channels::new(config.join_token, config.trust, config.timing),
             endpoints: config.endpoints,
             timing: config.timing,
             preferred: Mutex::new(None),

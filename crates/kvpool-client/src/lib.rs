@@ -16,9 +16,9 @@ mod slots;
 mod watch;
 
 pub use backoff::Backoff;
-pub use channel::endpoint;
 pub use client::{Client, ClientConfig, Listed};
 pub use error::ClientError;
+pub use kvpool_net::Trust;
 pub use kvpool_proto::v1::{Condition, Kind, MemberStatus, PeerReport, PoolStatus, ShardStatus, StatusReply};
 pub use kvpool_proto::{JoinToken, Timing, TokenError};
 pub use session::{MAX_PEER_REPORTS, SessionState, ShardHello, ShardSession, ShardSummary};

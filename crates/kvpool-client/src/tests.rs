@@ -6,6 +6,7 @@ fn client(endpoints: &[&str]) -> Client {
     Client::new(ClientConfig {
         endpoints: endpoints.iter().map(|e| (*e).to_owned()).collect(),
         join_token: "secret".parse().unwrap(),
+        trust: crate::Trust::Plain,
         timing: Timing::Normal,
     })
 }
@@ -32,6 +33,7 @@ fn secrets_are_not_in_debug_output_or_errors() {
     let config = ClientConfig {
         endpoints: vec!["127.0.0.1:1".into()],
         join_token: "secret".parse().unwrap(),
+        trust: crate::Trust::Plain,
         timing: Timing::Normal,
     };
     assert!(!format!("{config:?}").contains("secret"));

@@ -9,7 +9,7 @@
 
 use crate::config::CoordinatorError;
 use crate::core::Core;
-use kvpool_client::{Backoff, endpoint};
+use kvpool_client::Backoff;
 use kvpool_proto::meta::Refused;
 use kvpool_proto::v1::members_client::MembersClient;
 use kvpool_proto::v1::{MemberHello, MemberHelloReply};
@@ -162,7 +162,11 @@ pub(crate) async fn hello(
     to: u64,
     address: &str,
 ) -> Result<MemberHelloReply, Option<Refused>> {
-    let channel = endpoint(address, core.timing).map_err(|_| None)?.connect_lazy();
+    let channel = core
+        .trust
+        .endpoint(address, core.timing)
+        .map_err(|_| None)?
+        .connect_lazy();
     let mut request = Request::new(MemberHello {
         from: core.name,
         to,

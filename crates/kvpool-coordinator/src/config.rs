@@ -1,5 +1,6 @@
 //! What a coordinator is started with, and why it stops.
 
+use kvpool_net::Trust;
 use kvpool_proto::{JoinToken, Timing};
 use kvpool_raft::{InitializeError, LogError, StartError};
 use std::path::PathBuf;
@@ -17,6 +18,8 @@ pub struct CoordinatorConfig {
     /// All members at first boot, 1, 3 or 5, each with the `host:port` that the others reach it at.
     pub members: Vec<(u64, String)>,
     pub join_token: JoinToken,
+    /// How gRPC is secured, here and towards the other members.
+    pub trust: Trust,
     pub timing: Timing,
     /// Factor of the pool `default` when the cluster is created; not used afterwards.
     pub factor: u32,

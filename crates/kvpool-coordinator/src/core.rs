@@ -5,6 +5,7 @@ use crate::config::CoordinatorConfig;
 use crate::contacts::Contacts;
 use crate::metric_definitions as m;
 use crate::replica::{Machine, Replica};
+use kvpool_net::Trust;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::{JoinToken, Timing};
 use kvpool_raft::{Leader, ProposeError, RaftNode, ReadError, Status};
@@ -28,6 +29,7 @@ pub(crate) struct Core {
     pub(crate) waits: Mutex<Option<String>>,
     pub(crate) seeds: BTreeMap<u64, String>,
     pub(crate) token: JoinToken,
+    pub(crate) trust: Trust,
     pub(crate) timing: Timing,
     pub(crate) factor: u32,
     pub(crate) replica: Arc<Replica>,
@@ -53,6 +55,7 @@ impl Core {
             waits: Mutex::default(),
             seeds: config.members.iter().cloned().collect(),
             token: config.join_token.clone(),
+            trust: config.trust.clone(),
             timing: config.timing,
             factor: config.factor,
             replica: Replica::new(),

@@ -127,7 +127,7 @@ type ServerTask = tokio::task::JoinHandle<Result<(), String>>;
 
 fn spawn_server(core: &Arc<Core>, listener: TcpListener, stop: &CancellationToken) -> ServerTask {
     let (core, stop) = (core.clone(), stop.clone());
-    tokio::spawn(async move { serve(core, listener, stop).await.map_err(|e| e.to_string()) })
+    tokio::spawn(async move { serve(core, listener, stop).await })
 }
 
 async fn member(
@@ -175,7 +175,12 @@ async fn member(
         Timing::Normal => RaftTiming::Normal,
         Timing::Relaxed => RaftTiming::Relaxed,
     };
-    let transport = GrpcTransport::new(core.token.clone(), core.timing, core.contacts.clone());
+    let transport = GrpcTransport::new(
+        core.token.clone(),
+        core.trust.clone(),
+        core.timing,
+        core.contacts.clone(),
+    );
     let config = Config::new(me.cluster_id.clone(), raft_id, timing);
     let raft: Raft = RaftNode::start(config, disk, transport, Machine(core.replica.clone())).await?;
     core.raft_started(raft.clone(), &me.cluster_id);

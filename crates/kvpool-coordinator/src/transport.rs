@@ -3,7 +3,7 @@
 
 use crate::contacts::Contacts;
 use bytes::Bytes;
-use kvpool_client::endpoint;
+use kvpool_net::Trust;
 use kvpool_proto::v1::RaftMessage;
 use kvpool_proto::v1::members_client::MembersClient;
 use kvpool_proto::{JoinToken, Timing, limits, meta};
@@ -34,6 +34,7 @@ pub(crate) struct GrpcTransport(Arc<Inner>);
 
 struct Inner {
     token: JoinToken,
+    trust: Trust,
     timing: Timing,
     contacts: Arc<Contacts>,
     /// One per peer and lane; peers are the members of the group.
@@ -41,10 +42,11 @@ struct Inner {
 }
 
 impl GrpcTransport {
-    pub(crate) fn new(token: JoinToken, timing: Timing, contacts: Arc<Contacts>) -> Self {
+    pub(crate) fn new(token: JoinToken, trust: Trust, timing: Timing, contacts: Arc<Contacts>) -> Self {
         let channels = Mutex::new(BTreeMap::new());
         GrpcTransport(Arc::new(Inner {
             token,
+            trust,
             timing,
             contacts,
             channels,
@@ -56,7 +58,10 @@ impl GrpcTransport {
         if let Some(channel) = channels.get(&(to.clone(), lane)) {
             return Ok(channel.clone());
         }
-        let channel = endpoint(&to.address, self.0.timing)
+        let channel = self
+            .0
+            .trust
+            .endpoint(&to.address, self.0.timing)
             .map_err(TransportError::Unreachable)?
             .http2_keep_alive_interval(KEEPALIVE)
             .keep_alive_timeout(KEEPALIVE * 2)

@@ -4,9 +4,9 @@
 
 use crate::TrustError;
 use tonic::Extensions;
+use tonic::transport::CertificateDer;
 use tonic::transport::server::TlsConnectInfo;
 use webpki::EndEntityCert;
-use tonic::transport::CertificateDer;
 
 /// The last label of every name.
 const ROOT: &str = "kvpool";
@@ -134,7 +134,11 @@ fn names_in(certificate: &CertificateDer<'static>) -> Vec<(Role, String)> {
     let Ok(certificate) = EndEntityCert::try_from(certificate) else {
         return Vec::new();
     };
-    certificate.valid_dns_names().take(MAX_NAMES).filter_map(parse).collect()
+    certificate
+        .valid_dns_names()
+        .take(MAX_NAMES)
+        .filter_map(parse)
+        .collect()
 }
 
 /// Reads `NAME.ROLE.kvpool`.
@@ -159,7 +163,14 @@ mod tests {
                 assert_eq!(names[0], role.domain());
             }
         }
-        for other in ["kvpool", "member.kvpool", "a.member.kvpool.org", "a.b.member.kvpool", "a.boss.kvpool", ""] {
+        for other in [
+            "kvpool",
+            "member.kvpool",
+            "a.member.kvpool.org",
+            "a.b.member.kvpool",
+            "a.boss.kvpool",
+            "",
+        ] {
             assert_eq!(parse(other), None, "{other}");
         }
     }

@@ -38,7 +38,11 @@ impl Ca {
         let key = KeyPair::generate().unwrap();
         let cert = CertificateParams::new(names.to_vec()).unwrap();
         let cert = cert.signed_by(&key, &self.issuer).unwrap();
-        let at = |kind: &str| self.dir.path().join(format!("{}.{kind}", names.join("+").replace('*', "any")));
+        let at = |kind: &str| {
+            self.dir
+                .path()
+                .join(format!("{}.{kind}", names.join("+").replace('*', "any")))
+        };
         std::fs::write(at("pem"), cert.pem()).unwrap();
         std::fs::write(at("key"), key.serialize_pem()).unwrap();
         TlsFiles {
@@ -116,7 +120,11 @@ async fn serve(trust: Trust) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let incoming = TcpListenerStream::new(listener).map(|s| s.map(Plainly));
-    let server = trust.server().unwrap().add_service(WhoAmI).serve_with_incoming(incoming);
+    let server = trust
+        .server()
+        .unwrap()
+        .add_service(WhoAmI)
+        .serve_with_incoming(incoming);
     tokio::spawn(server);
     address
 }
@@ -132,7 +140,9 @@ async fn ask(trust: &Trust, address: SocketAddr) -> Result<String, String> {
         .header("te", "trailers")
         .body(Body::empty())
         .unwrap();
-    futures::future::poll_fn(|cx| channel.poll_ready(cx)).await.map_err(|e| format!("{e:?}"))?;
+    futures::future::poll_fn(|cx| channel.poll_ready(cx))
+        .await
+        .map_err(|e| format!("{e:?}"))?;
     let reply = channel.call(request).await.map_err(|e| format!("{e:?}"))?;
     Ok(reply.headers()["caller"].to_str().unwrap().to_owned())
 }
@@ -141,7 +151,10 @@ async fn ask(trust: &Trust, address: SocketAddr) -> Result<String, String> {
 async fn both_sides_know_each_other_by_name() {
     let ca = Ca::new();
     let member = serve(ca.trust(Role::Member, "1")).await;
-    assert_eq!(ask(&ca.trust(Role::Shard, "shard-7"), member).await.unwrap(), "shard shard-7");
+    assert_eq!(
+        ask(&ca.trust(Role::Shard, "shard-7"), member).await.unwrap(),
+        "shard shard-7"
+    );
     assert_eq!(ask(&ca.trust(Role::Proxy, "*"), member).await.unwrap(), "proxy *");
     let plain = serve(Trust::Plain).await;
     assert_eq!(ask(&Trust::Plain, plain).await.unwrap(), "an unnamed caller");
@@ -151,15 +164,27 @@ async fn both_sides_know_each_other_by_name() {
 async fn whoever_is_not_of_the_ca_gets_no_answer() {
     let (ca, other) = (Ca::new(), Ca::new());
     let member = serve(ca.trust(Role::Member, "1")).await;
-    assert!(ask(&other.trust(Role::Member, "1"), member).await.is_err(), "another CA");
+    assert!(
+        ask(&other.trust(Role::Member, "1"), member).await.is_err(),
+        "another CA"
+    );
     assert!(ask(&Trust::Plain, member).await.is_err(), "no TLS");
     let impostor = serve(other.trust(Role::Member, "1")).await;
-    assert!(ask(&ca.trust(Role::Shard, "s"), impostor).await.is_err(), "a server of another CA");
+    assert!(
+        ask(&ca.trust(Role::Shard, "s"), impostor).await.is_err(),
+        "a server of another CA"
+    );
     let plain = serve(Trust::Plain).await;
-    assert!(ask(&ca.trust(Role::Shard, "s"), plain).await.is_err(), "a server without TLS");
+    assert!(
+        ask(&ca.trust(Role::Shard, "s"), plain).await.is_err(),
+        "a server without TLS"
+    );
     // The right CA, but a shard where a member should be.
     let shard = serve(ca.trust(Role::Shard, "shard-1")).await;
-    assert!(ask(&ca.trust(Role::Shard, "s"), shard).await.is_err(), "a shard is no member");
+    assert!(
+        ask(&ca.trust(Role::Shard, "s"), shard).await.is_err(),
+        "a shard is no member"
+    );
     // Whoever was refused did not hurt the listener.
     assert!(ask(&ca.trust(Role::Person, "ada"), member).await.is_ok());
 }
@@ -169,7 +194,10 @@ async fn a_certificate_with_foreign_names_is_nobody() {
     let ca = Ca::new();
     let member = serve(ca.trust(Role::Member, "1")).await;
     let foreign = Trust::load(&ca.files_for(&["member.kvpool".into(), "example.org".into()])).unwrap();
-    assert_eq!(ask(&foreign, member).await.unwrap(), "a certificate without a name of kvpool");
+    assert_eq!(
+        ask(&foreign, member).await.unwrap(),
+        "a certificate without a name of kvpool"
+    );
 }
 
 #[test]
@@ -182,7 +210,10 @@ fn files_that_do_not_fit_are_named() {
         ca: PathBuf::from("/nowhere/ca.pem"),
         ..good.clone()
     });
-    assert!(missing.contains("CA certificate") && missing.contains("/nowhere/ca.pem"), "{missing}");
+    assert!(
+        missing.contains("CA certificate") && missing.contains("/nowhere/ca.pem"),
+        "{missing}"
+    );
     let swapped = said(TlsFiles {
         key: good.cert.clone(),
         ..good.clone()

@@ -169,7 +169,9 @@ fn pem(what: &'static str, path: &Path, kind: &str) -> Result<Vec<u8>, TrustErro
             path: path.to_owned(),
         });
     }
-    let label = |line: &[u8]| line.starts_with(b"-----BEGIN ") && line.trim_ascii_end().ends_with(format!("{kind}-----").as_bytes());
+    let label = |line: &[u8]| {
+        line.starts_with(b"-----BEGIN ") && line.trim_ascii_end().ends_with(format!("{kind}-----").as_bytes())
+    };
     if !bytes.split(|b| *b == b'\n').any(label) {
         return Err(TrustError::NotPem {
             what,

@@ -20,6 +20,8 @@ pub const RETRY_MS: &str = "kvpool-retry-ms";
 pub enum Reason {
     /// The join token is not this cluster's.
     JoinToken,
+    /// The caller's certificate does not allow it.
+    NotAllowed,
     /// The caller names another cluster.
     ClusterId,
     /// The asked member does not lead; the leader may be named.
@@ -46,8 +48,9 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics.
-    pub const ALL: [Reason; 12] = [
+    pub const ALL: [Reason; 13] = [
         Reason::JoinToken,
+        Reason::NotAllowed,
         Reason::ClusterId,
         Reason::NotLeader,
         Reason::LeaseExpired,
@@ -66,6 +69,7 @@ impl Reason {
     pub fn word(self) -> &'static str {
         match self {
             Reason::JoinToken => "join_token",
+            Reason::NotAllowed => "not_allowed",
             Reason::ClusterId => "cluster_id",
             Reason::NotLeader => "not_leader",
             Reason::LeaseExpired => "lease_expired",
@@ -83,6 +87,7 @@ impl Reason {
     fn code(self) -> Code {
         match self {
             Reason::JoinToken => Code::Unauthenticated,
+            Reason::NotAllowed => Code::PermissionDenied,
             Reason::ClusterId | Reason::StaleIncarnation => Code::FailedPrecondition,
             Reason::DuplicateShard => Code::AlreadyExists,
             Reason::Overload => Code::ResourceExhausted,

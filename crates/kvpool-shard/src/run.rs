@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool_client::{
-    Client, ClientConfig, JoinToken, SessionState, ShardHello, ShardSession, ShardSummary, Timing, follow_slot_map,
+    Client, ClientConfig, JoinToken, SessionState, ShardHello, ShardSession, ShardSummary, Timing, Trust,
+    follow_slot_map,
 };
 use kvpool_state::records::{NodeRecord, ShardAddresses, SlotMap};
 use kvpool_store::{Store, StoreError};
@@ -65,6 +66,8 @@ pub struct ShardConfig {
     /// Coordinators, each `host:port`.
     pub coordinators: Vec<String>,
     pub join_token: JoinToken,
+    /// How gRPC with the coordinators is secured.
+    pub trust: Trust,
     pub timing: Timing,
     pub shutdown: CancellationToken,
 }
@@ -79,6 +82,8 @@ pub struct ProxyConfig {
     /// Peer addresses of shards that have the map when no coordinator answers, each `host:port`.
     pub seed_shards: Vec<String>,
     pub join_token: JoinToken,
+    /// How gRPC with the coordinators is secured.
+    pub trust: Trust,
     pub timing: Timing,
     pub shutdown: CancellationToken,
 }
@@ -180,6 +185,7 @@ impl Shard {
         let client = Client::new(ClientConfig {
             endpoints: config.coordinators,
             join_token: config.join_token,
+            trust: config.trust,
             timing: config.timing,
         });
         let hello = ShardHello {
@@ -265,6 +271,7 @@ impl Proxy {
         let client = Client::new(ClientConfig {
             endpoints: config.coordinators,
             join_token: config.join_token,
+            trust: config.trust,
             timing: config.timing,
         });
         let mut tasks = Tasks::new(config.shutdown);

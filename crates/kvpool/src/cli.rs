@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::bench::BenchArgs;
+use crate::cert::CertArgs;
 use crate::ctl::members::{DrainArgs, ReleaseArgs, RemoveArgs, UndrainArgs};
 use crate::ctl::{get::GetArgs, scale::ScaleArgs, status::StatusArgs};
 use crate::data::check::CheckArgs;
@@ -57,6 +58,8 @@ pub enum Command {
     Release(ReleaseArgs),
     /// Say how many coordinators are wanted
     Scale(ScaleArgs),
+    /// Make a private CA and certificates for mutual TLS between the processes of a pool
+    Cert(CertArgs),
     /// Measure servers against each other: throughput, latency and CPU per byte, every byte verified
     Bench(BenchArgs),
 }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 mod bench;
+mod cert;
 mod cli;
 mod config;
 mod ctl;
@@ -43,6 +44,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Status(args) => one_thread()?.block_on(ctl::status::run(args)),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
         Command::Scale(args) => one_thread()?.block_on(ctl::scale::run(args)),
+        Command::Cert(args) => cert::run(args),
         Command::Get(args) => one_thread()?.block_on(ctl::get::run(args)),
         Command::Drain(args) => one_thread()?.block_on(ctl::members::drain(args)),
         Command::Undrain(args) => one_thread()?.block_on(ctl::members::undrain(args)),

@@ -1,7 +1,7 @@
 //! The API service: list, status, configure; the watch is in its own module.
 
 use crate::core::{Core, refuse};
-use crate::services::check_name;
+use crate::services::{check_name, may_change};
 use crate::services::forward::Forwarder;
 use crate::services::watch::Watches;
 use crate::status::report;
@@ -179,6 +179,7 @@ impl Cluster for ClusterService {
     }
 
     async fn configure_pool(&self, request: Request<ConfigurePoolRequest>) -> Result<Response<StateResponse>, Status> {
+        may_change(&request)?;
         let here = self.configure_here(request.get_ref().clone());
         let there =
             |mut c: kvpool_proto::v1::cluster_client::ClusterClient<_>, r| async move { c.configure_pool(r).await };

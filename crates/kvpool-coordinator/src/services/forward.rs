@@ -2,7 +2,6 @@
 
 use crate::core::Core;
 use crate::metric_definitions as m;
-use kvpool_client::endpoint;
 use kvpool_proto::limits;
 use kvpool_proto::meta::{FORWARDED, Refused};
 use kvpool_proto::v1::cluster_client::ClusterClient;
@@ -82,7 +81,10 @@ impl Forwarder {
         let channel = match &*held {
             Some((to, channel)) if to == address => channel.clone(),
             _ => {
-                let channel = endpoint(address, self.core.timing)
+                let channel = self
+                    .core
+                    .trust
+                    .endpoint(address, self.core.timing)
                     .map_err(|_| self.core.no_leader())?
                     .connect_lazy();
                 *held = Some((address.to_owned(), channel.clone()));

@@ -10,6 +10,8 @@ pub(crate) use cluster::ClusterService;
 pub(crate) use members::MembersService;
 pub(crate) use nodes::NodesService;
 
+use crate::core::refuse;
+use kvpool_net::{Caller, Role};
 use kvpool_proto::limits::MAX_NAME_BYTES;
 use kvpool_proto::meta::{Reason, Refused};
 
@@ -21,4 +23,14 @@ fn check_name(what: &str, name: &str) -> Result<(), Refused> {
         Reason::Invalid,
         format!("{what} must have 1 to {MAX_NAME_BYTES} bytes"),
     ))
+}
+
+/// Changes are for people, and for members that forward them.
+fn may_change<T>(request: &tonic::Request<T>) -> Result<(), tonic::Status> {
+    let caller = Caller::of(request.extensions());
+    if caller.is(Role::Person) || caller.is(Role::Member) {
+        return Ok(());
+    }
+    let text = format!("{} may not change anything: that is for persons", caller.words());
+    Err(refuse(Refused::new(Reason::NotAllowed, text)))
 }

@@ -4,6 +4,7 @@ use crate::actors::{Done, Duty, SessionGuard};
 use crate::core::{Core, refuse};
 use crate::metric_definitions as m;
 use crate::services::check_name;
+use kvpool_net::{Caller, Role};
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::nodes_server::Nodes;
 use kvpool_proto::v1::session_down::What as Down;
@@ -41,6 +42,7 @@ impl NodesService {
 
     async fn begin(
         &self,
+        caller: Caller,
         mut up: Streaming<SessionUp>,
     ) -> Result<ReceiverStream<Result<SessionDown, Status>>, Refused> {
         let hello = match timeout(self.core.timing.attempt(), up.message()).await {
@@ -51,6 +53,10 @@ impl NodesService {
             Ok(Err(status)) => return Err(Refused::new(Reason::Invalid, status.message().to_owned())),
             Err(_) => return Err(Refused::new(Reason::Invalid, "no hello in time")),
         };
+        if !caller.is_named(Role::Shard, &hello.shard) {
+            let text = format!("{} may not be shard {}", caller.words(), hello.shard);
+            return Err(Refused::new(Reason::NotAllowed, text));
+        }
         let duty = self.duty_for(&hello)?;
         let welcome = duty.attach(hello.clone()).await?;
         let incarnation = welcome.incarnation;
@@ -79,7 +85,8 @@ impl Nodes for NodesService {
     type SessionStream = ReceiverStream<Result<SessionDown, Status>>;
 
     async fn session(&self, request: Request<Streaming<SessionUp>>) -> Result<Response<Self::SessionStream>, Status> {
-        self.begin(request.into_inner())
+        let caller = Caller::of(request.extensions());
+        self.begin(caller, request.into_inner())
             .await
             .map(Response::new)
             .map_err(refuse)

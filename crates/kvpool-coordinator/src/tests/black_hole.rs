@@ -61,6 +61,7 @@ async fn o12_a_black_holed_connection_costs_one_attempt() {
     let client = Client::new(ClientConfig {
         endpoints: vec![proxy.address.clone()],
         join_token: TOKEN.parse().unwrap(),
+        trust: kvpool_client::Trust::Plain,
         timing: Timing::Relaxed,
     });
     let before = client.list(Kind::Pool).await.unwrap().revision;

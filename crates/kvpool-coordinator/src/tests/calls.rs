@@ -2,7 +2,7 @@
 
 use super::cluster::TOKEN;
 use super::{TestCluster, eventually};
-use kvpool_client::{ClientError, JoinToken, Kind, endpoint};
+use kvpool_client::{ClientError, JoinToken, Kind};
 use kvpool_proto::Timing;
 use kvpool_proto::meta::{FORWARDED, Reason, Refused};
 use kvpool_proto::v1::cluster_client::ClusterClient;
@@ -14,7 +14,12 @@ use tonic::Request;
 use tonic::transport::Channel;
 
 pub(super) fn raw(address: &str) -> ClusterClient<Channel> {
-    ClusterClient::new(endpoint(address, Timing::Relaxed).unwrap().connect_lazy())
+    ClusterClient::new(
+        kvpool_client::Trust::Plain
+            .endpoint(address, Timing::Relaxed)
+            .unwrap()
+            .connect_lazy(),
+    )
 }
 
 pub(super) fn with_token<T>(message: T) -> Request<T> {
@@ -154,6 +159,7 @@ async fn a_wrong_or_missing_token_is_refused_everywhere() {
     let config = kvpool_client::ClientConfig {
         endpoints: vec![address.clone()],
         join_token: "another secret".parse().unwrap(),
+        trust: kvpool_client::Trust::Plain,
         timing: Timing::Relaxed,
     };
     let wrong = kvpool_client::Client::new(config);
@@ -164,7 +170,10 @@ async fn a_wrong_or_missing_token_is_refused_everywhere() {
         assert_eq!(error.word(), "join_token");
         assert!(!error.to_string().contains("secret"), "{error}");
     }
-    let channel = endpoint(&address, Timing::Relaxed).unwrap().connect_lazy();
+    let channel = kvpool_client::Trust::Plain
+        .endpoint(&address, Timing::Relaxed)
+        .unwrap()
+        .connect_lazy();
     let hello = kvpool_proto::v1::MemberHello {
         from: 2,
         to: 1,

@@ -119,6 +119,7 @@ impl TestCluster {
             factor: self.factor,
             bootstrap: false,
             features: kvpool_state::command::READER,
+            trust: kvpool_client::Trust::Plain,
             shutdown: shutdown.clone(),
         };
         change(&mut config);
@@ -205,6 +206,7 @@ impl TestCluster {
         Client::new(ClientConfig {
             endpoints,
             join_token: TOKEN.parse().unwrap(),
+            trust: kvpool_client::Trust::Plain,
             timing: Timing::Relaxed,
         })
     }

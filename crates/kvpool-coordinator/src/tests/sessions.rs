@@ -3,7 +3,7 @@
 use super::calls::with_token;
 use super::shards::{FakeShard, hello};
 use super::{TestCluster, eventually};
-use kvpool_client::{Kind, WatchFilter, WatchItem, endpoint};
+use kvpool_client::{Kind, WatchFilter, WatchItem};
 use kvpool_proto::Timing;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::nodes_client::NodesClient;
@@ -170,7 +170,10 @@ impl Raw {
             what: Some(session_up::What::Hello(hello)),
         })
         .unwrap();
-        let channel = endpoint(address, Timing::Relaxed).unwrap().connect_lazy();
+        let channel = kvpool_client::Trust::Plain
+            .endpoint(address, Timing::Relaxed)
+            .unwrap()
+            .connect_lazy();
         let refused = |s: Status| Refused::from_status(&s).unwrap_or_else(|| panic!("{s}"));
         let opened = NodesClient::new(channel)
             .session(with_token(ReceiverStream::new(rx)))

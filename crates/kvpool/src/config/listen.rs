@@ -21,7 +21,7 @@ pub async fn bind(flag: &str, address: ListenAddr, insecure_bind: bool) -> Resul
         .map_err(|e| refused(flag, address.0, &e))
 }
 
-/// Refuses addresses that others can reach: nothing here has TLS yet.
+/// Refuses addresses that others can reach. `insecure_bind` is also true for a listener with TLS.
 fn allowed(flag: &str, address: SocketAddr, insecure_bind: bool) -> Result<()> {
     if address.ip().is_loopback() || insecure_bind {
         return Ok(());

@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use crate::exit::usage;
 
 pub mod listen;
+pub mod tls;
 pub mod token;
 pub mod values;
 

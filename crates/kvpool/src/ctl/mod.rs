@@ -8,6 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use kvpool_client::{Client, ClientConfig, ClientError};
 
+use crate::config::tls::Tls;
 use crate::config::token;
 use crate::config::values::{Endpoint, Timing};
 use crate::exit::{failure, unreachable};
@@ -35,6 +36,8 @@ pub struct Target {
     /// File with the join token of the pool (or set KVPOOL_JOIN_TOKEN)
     #[arg(long, env = "KVPOOL_JOIN_TOKEN_FILE", value_name = "FILE")]
     join_token_file: Option<PathBuf>,
+    #[command(flatten)]
+    tls: Tls,
     /// Longest wait for an answer, such as 500ms or 1m
     #[arg(long, env = "KVPOOL_TIMEOUT", value_name = "TIME", default_value = "5s")]
     timeout: humantime::Duration,
@@ -46,6 +49,7 @@ impl Target {
         Ok(Client::new(ClientConfig {
             endpoints: self.endpoints.iter().map(|e| e.0.clone()).collect(),
             join_token: token::resolve(self.join_token_file.as_deref())?,
+            trust: self.tls.trust()?,
             timing: timing(Timing::Normal),
         }))
     }

@@ -93,7 +93,7 @@ pub async fn run(args: CoordinatorArgs) -> Result<ExitCode> {
     let grpc = listen::bind(
         "listen",
         own.listen.unwrap_or(loopback(LISTEN_PORT)),
-        base.insecure_bind,
+        base.insecure_bind || base.trust.is_secure(),
     )
     .await?;
     let coordinator = Coordinator::new(CoordinatorConfig {
@@ -102,6 +102,7 @@ pub async fn run(args: CoordinatorArgs) -> Result<ExitCode> {
         grpc,
         members,
         join_token: base.join_token.clone(),
+        trust: base.trust.clone(),
         timing: base.timing,
         factor: own.factor.unwrap_or(crate::config::DEFAULT_FACTOR),
         bootstrap: own.bootstrap.unwrap_or(false),

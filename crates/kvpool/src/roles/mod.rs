@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use kvpool_client::Trust;
 use kvpool_proto::JoinToken;
 use metrics_exporter_prometheus::PrometheusHandle;
 use rustix::process::{Resource, Rlimit};
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::config::tls::Tls;
 use crate::config::values::{ListenAddr, Timing};
 use crate::config::{Layers, listen, token};
 use crate::http::{Obstacles, Probes};
@@ -49,6 +51,9 @@ pub struct Common {
     #[arg(long, env = "KVPOOL_TIMING")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub tls: Tls,
     /// Allow listening on other addresses than loopback, without TLS
     #[arg(long, env = "KVPOOL_INSECURE_BIND", value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
@@ -64,6 +69,7 @@ pub struct Common {
 pub struct Base {
     role: &'static str,
     pub join_token: JoinToken,
+    pub trust: Trust,
     pub timing: kvpool_proto::Timing,
     pub insecure_bind: bool,
     pub shutdown: CancellationToken,
@@ -81,6 +87,7 @@ impl Base {
         Ok(Base {
             role,
             join_token: token::resolve(common.join_token_file.as_deref())?,
+            trust: common.tls.trust()?,
             timing: timing(common.timing.unwrap_or_default()),
             insecure_bind,
             shutdown: shutdown::token(launch.parent_pid)?,

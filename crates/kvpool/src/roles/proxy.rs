@@ -79,6 +79,7 @@ pub async fn run(args: ProxyArgs) -> Result<ExitCode> {
         coordinators: texts(coordinators),
         seed_shards: texts(own.seed_shards.unwrap_or_default()),
         join_token: base.join_token.clone(),
+        trust: base.trust.clone(),
         timing: base.timing,
         shutdown: base.shutdown.clone(),
     })?;

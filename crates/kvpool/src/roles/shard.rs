@@ -123,6 +123,7 @@ pub async fn run(args: ShardArgs) -> Result<ExitCode> {
         addresses,
         coordinators: coordinators.into_iter().map(|e| e.0).collect(),
         join_token: base.join_token.clone(),
+        trust: base.trust.clone(),
         timing: base.timing,
         shutdown: base.shutdown.clone(),
     })?;
