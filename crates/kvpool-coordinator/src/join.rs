@@ -6,7 +6,7 @@
 
 use crate::config::CoordinatorError;
 use crate::core::Core;
-use kvpool_client::{Backoff, endpoint};
+use kvpool_client::Backoff;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::members_client::MembersClient;
 use kvpool_proto::v1::{JoinReply, JoinRequest};
@@ -91,7 +91,11 @@ async fn ask_leader(core: &Core, cluster_id: &str, boot: &str, id: u64) -> Resul
 
 /// `Err(None)`: not reached.
 async fn ask(core: &Core, address: &str, cluster_id: &str, boot: &str, id: u64) -> Result<JoinReply, Option<Refused>> {
-    let channel = endpoint(address, core.timing).map_err(|_| None)?.connect_lazy();
+    let channel = core
+        .trust
+        .endpoint(address, core.timing)
+        .map_err(|_| None)?
+        .connect_lazy();
     let mut request = Request::new(JoinRequest {
         name: core.name,
         address: core.seeds.get(&core.name).cloned().unwrap_or_default(),

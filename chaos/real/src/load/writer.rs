@@ -4,7 +4,7 @@
 use super::metadata::POOL_PREFIX;
 use crate::record::Record;
 use anyhow::{Result, anyhow};
-use kvpool_client::{Client, JoinToken, Timing, endpoint};
+use kvpool_client::{Client, JoinToken, Timing, Trust};
 use kvpool_proto::v1::ConfigurePoolRequest;
 use kvpool_proto::v1::cluster_client::ClusterClient;
 use kvpool_state::MAX_FACTOR;
@@ -38,7 +38,10 @@ impl Writer {
     pub async fn run(self) -> Result<()> {
         let mut members = Vec::new();
         for address in &self.endpoints {
-            let channel = endpoint(address, self.timing).map_err(|e| anyhow!(e))?.connect_lazy();
+            let channel = Trust::Plain
+                .endpoint(address, self.timing)
+                .map_err(|e| anyhow!(e))?
+                .connect_lazy();
             members.push(ClusterClient::new(channel));
         }
         let (mut turn, mut value) = (0_usize, 0_u32);

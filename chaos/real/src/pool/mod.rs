@@ -184,6 +184,7 @@ impl Pool {
         Client::new(ClientConfig {
             endpoints: self.endpoints(),
             join_token: self.token.clone(),
+            trust: kvpool_client::Trust::Plain,
             timing: self.timing,
         })
     }

@@ -1,9 +1,9 @@
 //! The API service: list, status, configure; the watch is in its own module.
 
 use crate::core::{Core, refuse};
-use crate::services::{check_name, may_change};
 use crate::services::forward::Forwarder;
 use crate::services::watch::Watches;
+use crate::services::{check_name, may_change};
 use crate::status::report;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::cluster_server::Cluster;
@@ -172,6 +172,7 @@ impl Cluster for ClusterService {
         &self,
         request: Request<ScaleCoordinatorsRequest>,
     ) -> Result<Response<StateResponse>, Status> {
+        may_change(&request)?;
         let here = self.scale_here(request.get_ref().clone());
         let there =
             |mut c: kvpool_proto::v1::cluster_client::ClusterClient<_>, r| async move { c.scale_coordinators(r).await };
@@ -187,6 +188,7 @@ impl Cluster for ClusterService {
     }
 
     async fn drain_shard(&self, request: Request<DrainShardRequest>) -> Result<Response<StateResponse>, Status> {
+        may_change(&request)?;
         let here = self.drain_here(request.get_ref().clone());
         let there =
             |mut c: kvpool_proto::v1::cluster_client::ClusterClient<_>, r| async move { c.drain_shard(r).await };
@@ -194,6 +196,7 @@ impl Cluster for ClusterService {
     }
 
     async fn remove_shard(&self, request: Request<RemoveShardRequest>) -> Result<Response<StateResponse>, Status> {
+        may_change(&request)?;
         let here = self.remove_here(request.get_ref().clone());
         let there =
             |mut c: kvpool_proto::v1::cluster_client::ClusterClient<_>, r| async move { c.remove_shard(r).await };
@@ -201,6 +204,7 @@ impl Cluster for ClusterService {
     }
 
     async fn release_brake(&self, request: Request<ReleaseBrakeRequest>) -> Result<Response<StateResponse>, Status> {
+        may_change(&request)?;
         let here = self.release_here(request.get_ref().clone());
         let there =
             |mut c: kvpool_proto::v1::cluster_client::ClusterClient<_>, r| async move { c.release_brake(r).await };

@@ -3,6 +3,7 @@
 use crate::core::{Core, refuse};
 use crate::services::check_name;
 use crate::transport::lane_number;
+use kvpool_net::{Caller, Role};
 use kvpool_policy::group::Ask;
 use kvpool_proto::meta::{Reason, Refused};
 use kvpool_proto::v1::members_server::Members;
@@ -40,7 +41,12 @@ impl Members for MembersService {
     }
 
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        let caller = Caller::of(request.extensions());
         let asked = request.into_inner();
+        if !caller.is_named(Role::Member, &asked.name.to_string()) {
+            let text = format!("{} may not be member {}", caller.words(), asked.name);
+            return Err(refuse(Refused::new(Reason::NotAllowed, text)));
+        }
         let core = &self.core;
         let mine = core.cluster_id();
         if !asked.cluster_id.is_empty() && asked.cluster_id != mine {

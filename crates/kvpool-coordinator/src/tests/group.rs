@@ -27,7 +27,9 @@ fn whole(status: &StatusReply, size: usize) -> bool {
 async fn scale(cluster: &TestCluster, target: u32) {
     eventually("the target is committed", async || {
         let address = cluster.member(1).address.clone();
-        let channel = kvpool_client::endpoint(&address, kvpool_client::Timing::Relaxed).unwrap();
+        let channel = kvpool_client::Trust::Plain
+            .endpoint(&address, kvpool_client::Timing::Relaxed)
+            .unwrap();
         let mut request = tonic::Request::new(ScaleCoordinatorsRequest {
             target,
             why: "test".into(),

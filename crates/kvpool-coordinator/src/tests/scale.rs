@@ -6,7 +6,7 @@
 use super::shards::hello;
 use super::{TestCluster, eventually};
 use crate::tests::calls::with_token;
-use kvpool_client::{Kind, endpoint};
+use kvpool_client::Kind;
 use kvpool_proto::Timing;
 use kvpool_proto::v1::nodes_client::NodesClient;
 use kvpool_proto::v1::{Heartbeat, ShardHello, session_down, session_up};
@@ -49,7 +49,12 @@ async fn node(address: String, n: usize) {
         let say = |what| SessionUp { what: Some(what) };
         let (up, rx) = mpsc::channel(4);
         up.try_send(say(session_up::What::Hello(hello))).unwrap();
-        let mut nodes = NodesClient::new(endpoint(&address, Timing::Relaxed).unwrap().connect_lazy());
+        let mut nodes = NodesClient::new(
+            kvpool_client::Trust::Plain
+                .endpoint(&address, Timing::Relaxed)
+                .unwrap()
+                .connect_lazy(),
+        );
         if let Ok(down) = nodes.session(with_token(ReceiverStream::new(rx))).await {
             let mut down = down.into_inner();
             let mut beat = tokio::time::interval(Duration::from_secs(1));
