@@ -197,7 +197,7 @@ where
         let lasting = refused.filter(|r| {
             matches!(
                 r.reason,
-                Reason::JoinToken | Reason::ClusterId | Reason::DuplicateShard | Reason::Invalid
+                Reason::JoinToken | Reason::NotAllowed | Reason::ClusterId | Reason::DuplicateShard | Reason::Invalid
             )
         });
         let why = lasting.map(|r| format!("{}: {}", r.reason.word(), r.message));
