@@ -46,17 +46,20 @@ pub struct CertArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     /// Make a CA
+    #[command(after_help = EXAMPLES)]
     Ca {
         /// Directory for the files; made if it is not there, readable by its owner only
         #[arg(long, value_name = "DIR", default_value = "kvpool-certs")]
         dir: PathBuf,
     },
     /// Make a certificate and its key, signed by the CA in the directory
+    #[command(after_help = EXAMPLES)]
     Issue {
         /// member, shard, proxy, agent or person
         role: Role,
         /// Number of the member, id of the shard, ...; `*` for one that all of the role share
         name: String,
+        /// Directory with the CA; the files go there too
         #[arg(long, value_name = "DIR", default_value = "kvpool-certs")]
         dir: PathBuf,
         /// How long it is good for, in days

@@ -111,7 +111,13 @@ async fn o38_a_leader_change_keeps_shards_up() {
     for shard in &shards {
         before.push(shard.incarnation().await);
     }
-    let listed = cluster.client().list(Kind::Unspecified).await.unwrap();
+    let listed = eventually("the first boot is written down", async || {
+        let listed = cluster.client().list(Kind::Unspecified).await.ok()?;
+        let members = listed.records.iter().filter(|r| matches!(r, Record::Member(_))).count();
+        let level = |r: &Record| matches!(r, Record::Cluster(c) if c.feature_level == kvpool_state::command::READER);
+        (members == 3 && listed.records.iter().any(level)).then_some(listed)
+    })
+    .await;
     let mut changes = cluster.client().watch(WatchFilter::default(), listed.revision);
 
     for graceful in [false, true] {

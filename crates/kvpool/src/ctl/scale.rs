@@ -32,7 +32,7 @@ pub struct ScaleArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     /// Members of the Raft group
-    #[command(visible_alias = "members")]
+    #[command(visible_alias = "members", after_help = EXAMPLES)]
     Coordinators {
         /// 1, 3 or 5
         #[arg(value_name = "N", value_parser = odd)]
