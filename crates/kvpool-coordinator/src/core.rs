@@ -110,6 +110,10 @@ impl Core {
 
     /// Commits a command. A refusal by the state is in the response; a refusal by raft is the error.
     pub(crate) async fn propose(&self, command: &Command, request: Option<RequestId>) -> Result<Response, Refused> {
+        if !self.replica.read(|s| s.may_propose(command)) {
+            let text = "the members do not all know this yet: see the status for who must be upgraded";
+            return Err(Refused::new(Reason::LeaseExpired, text));
+        }
         let entry = command.to_entry(request, wall_clock_ms());
         let applied = self
             .raft()?

@@ -4,7 +4,7 @@
 //! Keeps: a raft id is handed out once; a name has one id at a time, and an old one never comes back; the lowest
 //! `target_members` names are the wanted voters; feature level and hashed revision only grow.
 
-use crate::command::{AdmitMember, ConfigureGroup, Refusal, StateHash};
+use crate::command::{AdmitMember, Command, ConfigureGroup, Refusal, StateHash};
 use crate::records::{MemberRecord, MemberRole, Record};
 use crate::state::{State, Step, check_name, cut, refuse};
 use std::sync::Arc;
@@ -170,6 +170,15 @@ impl State {
     #[must_use]
     pub fn feature_level(&self) -> u32 {
         self.cluster.as_ref().map_or(0, |c| c.feature_level)
+    }
+
+    /// May the leader propose it? Nothing above the committed feature level, or members that don't know it would stop; but for
+    /// the command that raises the level, which the leader makes when all of them can.
+    #[must_use]
+    pub fn may_propose(&self, command: &Command) -> bool {
+        let raises = matches!(command, Command::ConfigureGroup(c) if c.feature_level > self.feature_level());
+        // Before the cluster exists the first level is what there is.
+        raises || command.level() <= self.feature_level().max(1)
     }
 
     /// Coordinators in order of their names.

@@ -132,6 +132,13 @@ fn new_commands_need_a_new_reader() {
     for command in [admit(1, 1, "", "a:1"), configure(3, 0)] {
         assert_eq!(command.level(), 2);
     }
+    let empty = State::default();
+    assert!(empty.may_propose(&create()) && !empty.may_propose(&configure(3, 0)));
+    let mut driver = Driver::created();
+    assert!(!driver.state.may_propose(&configure(3, 0)), "the level is 1");
+    assert!(driver.state.may_propose(&configure(0, 2)), "it raises the level");
+    driver.ok(&configure(0, 2));
+    assert!(driver.state.may_propose(&configure(3, 0)));
     let entry = configure(0, 3).to_entry(None, 1);
     let error = kvpool_state::command::decode(&entry).unwrap_err().to_string();
     assert!(error.contains("needs reader 3"), "{error}");

@@ -50,7 +50,7 @@ fn lost(duty: &Duty, id: String, incarnation: u64, reason: String) -> Command {
         incarnation,
         reason: reason.clone(),
     });
-    if duty.core.replica.read(|s| s.feature_level()) >= lost.level() {
+    if duty.core.replica.read(|s| s.may_propose(&lost)) {
         return lost;
     }
     Command::ShardDown(ShardDown {

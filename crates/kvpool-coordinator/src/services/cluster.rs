@@ -77,10 +77,6 @@ impl ClusterService {
             feature_level: 0,
             why: request.why,
         });
-        if self.core.replica.read(|s| s.feature_level()) < command.level() {
-            let text = "the members do not all know this yet: see the status for who must be upgraded";
-            return Err(Refused::new(Reason::LeaseExpired, text));
-        }
         self.bounded(self.core.propose(&command, request.request_id)).await
     }
 
