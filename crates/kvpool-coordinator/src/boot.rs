@@ -16,7 +16,8 @@ use kvpool_proto::v1::{MemberHello, MemberHelloReply};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::time::timeout;
-use tonic::Request;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
 
 /// What this member is.
 #[derive(Clone, Debug)]
@@ -162,18 +163,29 @@ pub(crate) async fn hello(
     to: u64,
     address: &str,
 ) -> Result<MemberHelloReply, Option<Refused>> {
-    let channel = core
-        .trust
-        .endpoint(address, core.timing)
-        .map_err(|_| None)?
-        .connect_lazy();
-    let mut request = Request::new(MemberHello {
+    let hello = MemberHello {
         from: core.name,
         to,
         cluster_id: cluster_id.to_owned(),
-    });
+    };
+    ask_member(core, address, hello, |mut c, r| async move { c.hello(r).await }).await
+}
+
+/// One call to another member. `Err(None)`: not reached.
+pub(crate) async fn ask_member<M, T, F>(
+    core: &Core,
+    address: &str,
+    message: M,
+    call: impl FnOnce(MembersClient<Channel>, Request<M>) -> F,
+) -> Result<T, Option<Refused>>
+where
+    F: Future<Output = Result<Response<T>, Status>>,
+{
+    let endpoint = core.trust.endpoint(address, core.timing).map_err(|_| None)?;
+    let mut request = Request::new(message);
     core.token.attach(request.metadata_mut());
-    match timeout(core.timing.attempt(), MembersClient::new(channel).hello(request)).await {
+    let client = MembersClient::new(endpoint.connect_lazy());
+    match timeout(core.timing.attempt(), call(client, request)).await {
         Ok(Ok(reply)) => Ok(reply.into_inner()),
         Ok(Err(status)) => Err(Refused::from_status(&status)),
         Err(_) => Err(None),

@@ -4,16 +4,15 @@
 //! Invariants: a process whose disk was empty runs under an id that no disk has had; a disk that was replaced meanwhile stops
 //! by name; what is waited for stands in the status.
 
+use crate::boot::ask_member;
 use crate::config::CoordinatorError;
 use crate::core::Core;
 use kvpool_client::Backoff;
 use kvpool_proto::meta::{Reason, Refused};
-use kvpool_proto::v1::members_client::MembersClient;
 use kvpool_proto::v1::{JoinReply, JoinRequest};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
-use tonic::Request;
+use tokio::time::sleep;
 
 /// Asks until the leader hands out a raft id. `id` is what the disk has; 0 = it is empty.
 pub(crate) async fn join(core: &Core, cluster_id: &str, boot: &str, id: u64) -> Result<u64, CoordinatorError> {
@@ -91,22 +90,12 @@ async fn ask_leader(core: &Core, cluster_id: &str, boot: &str, id: u64) -> Resul
 
 /// `Err(None)`: not reached.
 async fn ask(core: &Core, address: &str, cluster_id: &str, boot: &str, id: u64) -> Result<JoinReply, Option<Refused>> {
-    let channel = core
-        .trust
-        .endpoint(address, core.timing)
-        .map_err(|_| None)?
-        .connect_lazy();
-    let mut request = Request::new(JoinRequest {
+    let message = JoinRequest {
         name: core.name,
         address: core.seeds.get(&core.name).cloned().unwrap_or_default(),
         boot: boot.to_owned(),
         raft_id: id,
         cluster_id: cluster_id.to_owned(),
-    });
-    core.token.attach(request.metadata_mut());
-    match timeout(core.timing.attempt(), MembersClient::new(channel).join(request)).await {
-        Ok(Ok(reply)) => Ok(reply.into_inner()),
-        Ok(Err(status)) => Err(Refused::from_status(&status)),
-        Err(_) => Err(None),
-    }
+    };
+    ask_member(core, address, message, |mut c, r| async move { c.join(r).await }).await
 }
