@@ -113,18 +113,27 @@ impl Process {
         }
     }
 
-    async fn attach(&mut self) -> bool {
-        let (model, to) = (self.cluster.model.clone(), self.leader);
-        let (registration, believed) = (self.registration.clone(), self.incarnation);
-        let answer = rpc::call(&self.cluster, self.place, to, PATIENCE, move |node, view| async move {
-            let leader = Leader {
-                pools: model,
-                member: to,
+    /// Lets `work` run at the member that this shard takes for the leader.
+    async fn ask<T, F>(&self, work: impl FnOnce(Leader) -> F + Send + 'static) -> Option<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let (pools, member) = (self.cluster.model.clone(), self.leader);
+        let at = move |node, view| {
+            work(Leader {
+                pools,
+                member,
                 node,
                 view,
-            };
-            leader.hello(registration, believed).await
-        });
+            })
+        };
+        rpc::call(&self.cluster, self.place, member, PATIENCE, at).await
+    }
+
+    async fn attach(&mut self) -> bool {
+        let (registration, believed) = (self.registration.clone(), self.incarnation);
+        let answer = self.ask(move |leader| async move { leader.hello(registration, believed).await });
         let Some(Answer::Welcome { term, incarnation }) = answer.await else {
             return false;
         };
@@ -144,17 +153,8 @@ impl Process {
     }
 
     async fn beat(&self) -> bool {
-        let (model, to) = (self.cluster.model.clone(), self.leader);
         let (id, incarnation) = (self.id.clone(), self.incarnation);
-        let beat = rpc::call(&self.cluster, self.place, to, PATIENCE, move |node, view| async move {
-            let leader = Leader {
-                pools: model,
-                member: to,
-                node,
-                view,
-            };
-            leader.heartbeat(&id, incarnation)
-        });
+        let beat = self.ask(move |leader| async move { leader.heartbeat(&id, incarnation) });
         beat.await == Some(true)
     }
 
@@ -241,14 +241,7 @@ impl Process {
             ranges,
             epoch: self.epoch,
         };
-        let (model, to) = (self.cluster.model.clone(), self.leader);
-        let call = rpc::call(&self.cluster, self.place, to, PATIENCE, move |node, view| async move {
-            let leader = Leader {
-                pools: model,
-                member: to,
-                node,
-                view,
-            };
+        let call = self.ask(move |leader| async move {
             leader.in_sync(report).await;
         });
         call.await;
