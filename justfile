@@ -26,11 +26,11 @@ verify:
 # N seeds of the simulator's control plane and N of its register, from a random base seed that is printed
 sim N="100":
     KVPOOL_SEEDS="{{N}}" KVPOOL_BASE_SEED="${KVPOOL_BASE_SEED:-$(date +%s)}" \
-        cargo test --release --locked -p kvpool-chaos --test smoke -- --nocapture --test-threads 1
+        cargo test --release --locked --workspace --test smoke -- --nocapture --test-threads 1
 
 # Bugs seeded on purpose, one after the other; fails when the simulator misses one. KVPOOL_MUTATION=Name runs one
 sim-mutations:
-    cargo test --release --locked -p kvpool-chaos --test mutations -- --ignored --nocapture
+    cargo test --release --locked --workspace --test mutations -- --nocapture
 
 # The end-to-end tests against real LMCache and Redis clients; ARGS go to pytest (-k NAME)
 peers *ARGS:

@@ -27,7 +27,6 @@ fn noticed(mutation: Mutation) -> Option<(u64, String)> {
 }
 
 #[test]
-#[ignore = "takes minutes: ./tests/run sim and just sim-mutations run it"]
 fn every_seeded_bug_is_noticed() {
     let wanted = std::env::var("KVPOOL_MUTATION").ok();
     let all: Vec<Mutation> = Mutation::ALL
