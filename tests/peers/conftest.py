@@ -106,7 +106,7 @@ def pool(request):
         return
     p = Pool(memory="512MiB")
     try:
-        p.wait_healthy()
+        p.wait_settled()
         yield p
     finally:
         p.close()
